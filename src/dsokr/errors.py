@@ -1,0 +1,28 @@
+"""The package's own exceptions. Each is also the built-in exception a caller would expect to catch."""
+
+
+class DSOKRError(Exception):
+    """Base of every exception raised on purpose by this package."""
+
+
+class InputError(DSOKRError, ValueError):
+    """The data or a parameter cannot be used as given."""
+
+
+class KernelError(DSOKRError, ValueError):
+    """A kernel is not positive semi-definite, or is undefined for some output."""
+
+
+class ModelFolderError(DSOKRError, ValueError):
+    """A saved model is missing, damaged, or from a version this one cannot read."""
+
+
+class MissingExtraError(DSOKRError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str):
+        super().__init__(f'This needs {package}, which is not installed: pip install "dsokr[{extra}]"')
+
+
+class Interrupted(DSOKRError, KeyboardInterrupt):
+    """Training was stopped by the user; the message says how to go on."""

@@ -1,0 +1,202 @@
+"""Kernels on vectors: rows of tensors, arrays, lists of numbers and, where noted, scipy-sparse matrices."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.metrics.pairwise import manhattan_distances
+from torch import Tensor
+
+from dsokr.errors import InputError
+from dsokr.kernels.base import Evaluate, Kernel
+from dsokr.outputs import Outputs, count
+
+Rows = Any  # Tensor (n, d) or a sparse CSR matrix of the same shape
+
+
+def as_rows(ys: Outputs) -> Rows:  # (n, d)
+    """Outputs as a float64 matrix, dense or sparse. Single numbers become vectors of length one."""
+    if sp.issparse(ys):
+        return ys.tocsr().astype(np.float64)
+    try:
+        rows = ys if isinstance(ys, Tensor) else torch.from_numpy(np.array(ys, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        first = ys[0] if len(ys) else ys
+        raise InputError(f"A kernel on vectors was given outputs of type {type(first).__name__}.") from error
+    rows = rows.to(torch.float64)
+    return rows.reshape(len(rows), -1)
+
+
+def as_pair(a: Outputs, b: Outputs) -> tuple[Rows, Rows]:
+    """Both arguments as matrices, on the second one's device, sparse if either is."""
+    a, b = as_rows(a), as_rows(b)
+    if a.shape[1] != b.shape[1]:
+        raise InputError(f"A kernel needs vectors of one length. Got {a.shape[1]} and {b.shape[1]}.")
+    if sp.issparse(a) or sp.issparse(b):
+        return _sparse(a), _sparse(b)
+    return a.to(b.device), b
+
+
+def _sparse(rows: Rows) -> Any:
+    return rows if sp.issparse(rows) else sp.csr_array(rows.cpu().numpy())
+
+
+def inner(a: Rows, b: Rows) -> Tensor:  # (n, m)
+    """⟨a_i, b_j⟩ for two dense or two sparse matrices."""
+    return torch.from_numpy((a @ b.T).toarray()) if sp.issparse(a) else a @ b.T
+
+
+def squared_norms(a: Rows) -> Tensor:  # (n,)
+    if sp.issparse(a):
+        return torch.from_numpy(np.asarray(a.multiply(a).sum(axis=1)).ravel())
+    return torch.linalg.vecdot(a, a)
+
+
+def combine(weights: Tensor, rows: Rows) -> Tensor:  # (m, d)
+    """weights @ rows, dense."""
+    if sp.issparse(rows):
+        return torch.from_numpy(np.asarray(weights.cpu().numpy() @ rows))
+    return weights.to(rows.device) @ rows
+
+
+@dataclass(frozen=True)
+class Linear(Kernel):
+    """⟨y, y'⟩. Dense and sparse.
+
+    >>> Linear()([[1.0, 2.0]], [[3.0, 4.0]])
+    tensor([[11.]], dtype=torch.float64)
+    """
+
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
+        return inner(*as_pair(a, b))
+
+    def diag(self, a: Outputs) -> Tensor:
+        return squared_norms(as_rows(a))
+
+    def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
+        """A combination of anchors is a vector again: it is formed once, by one product with the weights."""
+        rows = as_rows(anchors)
+        vectors = rows if weights is None else combine(weights, rows)
+        return lambda ys: self(ys, vectors)
+
+
+@dataclass(frozen=True)
+class Cosine(Kernel):
+    """⟨y, y'⟩ / (‖y‖ ‖y'‖). Dense and sparse; undefined for the zero vector.
+
+    >>> Cosine()([[2.0, 0.0]], [[3.0, 4.0]])
+    tensor([[0.6000]], dtype=torch.float64)
+    """
+
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
+        return Linear().normalized()(a, b)
+
+    def diag(self, a: Outputs) -> Tensor:
+        return Linear().normalized().diag(a)
+
+    def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
+        return Linear().normalized().against(anchors, weights)
+
+    def normalized(self) -> Kernel:
+        return self
+
+
+@dataclass(frozen=True)
+class Gaussian(Kernel):
+    """exp(−γ ‖y − y'‖²). Dense and sparse.
+
+    >>> Gaussian(gamma=0.5)([[0.0]], [[0.0], [2.0]])
+    tensor([[1.0000, 0.1353]], dtype=torch.float64)
+    """
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "gamma", self.gamma)
+
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
+        return self.against(b)(a)
+
+    def diag(self, a: Outputs) -> Tensor:
+        return _ones(a)
+
+    def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
+        if weights is not None:
+            return super().against(anchors, weights)
+        b = as_rows(anchors)
+        b_norms = squared_norms(b)
+
+        def evaluate(ys: Outputs) -> Tensor:
+            rows, columns = as_pair(ys, b)
+            d2 = inner(rows, columns).mul_(-2).add_(squared_norms(rows)[:, None]).add_(b_norms)
+            return d2.clamp_(min=0).mul_(-self.gamma).exp_()
+
+        return evaluate
+
+    def normalized(self) -> Kernel:
+        return self
+
+
+@dataclass(frozen=True)
+class Laplacian(Kernel):
+    """exp(−γ ‖y − y'‖₁). Dense and sparse.
+
+    >>> Laplacian(gamma=1.0)([[0.0, 0.0]], [[1.0, -1.0]])
+    tensor([[0.1353]], dtype=torch.float64)
+    """
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "gamma", self.gamma)
+
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
+        a, b = as_pair(a, b)
+        return absolute_distances(a, b).mul_(-self.gamma).exp_()
+
+    def diag(self, a: Outputs) -> Tensor:
+        return _ones(a)
+
+    def normalized(self) -> Kernel:
+        return self
+
+
+@dataclass(frozen=True)
+class Polynomial(Kernel):
+    """(⟨y, y'⟩ + offset)^degree. Dense and sparse.
+
+    >>> Polynomial(degree=2, offset=1.0)([[1.0, 1.0]], [[2.0, 0.0]])
+    tensor([[9.]], dtype=torch.float64)
+    """
+
+    degree: int
+    offset: float = 1.0
+
+    def __post_init__(self) -> None:
+        if int(self.degree) != self.degree or self.degree < 1:
+            raise InputError(f"Polynomial.degree must be a positive integer. Got {self.degree}.")
+        if not self.offset >= 0:
+            raise InputError(f"Polynomial.offset must not be negative. Got {self.offset}.")
+
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
+        return inner(*as_pair(a, b)).add_(self.offset).pow_(self.degree)
+
+    def diag(self, a: Outputs) -> Tensor:
+        return squared_norms(as_rows(a)).add_(self.offset).pow_(self.degree)
+
+
+def absolute_distances(a: Rows, b: Rows) -> Tensor:  # (n, m)
+    """Σ_t |a_it − b_jt| for two dense or two sparse matrices."""
+    return torch.from_numpy(manhattan_distances(a, b)) if sp.issparse(a) else torch.cdist(a, b, p=1)
+
+
+def _ones(ys: Outputs) -> Tensor:
+    device = ys.device if isinstance(ys, Tensor) else None
+    return torch.ones(count(ys), dtype=torch.float64, device=device)
+
+
+def _require_positive(owner: Kernel, name: str, value: float) -> None:
+    if not value > 0:
+        raise InputError(f"{type(owner).__name__}.{name} must be positive. Got {value}.")

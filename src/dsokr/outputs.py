@@ -1,0 +1,124 @@
+"""Collections of outputs, whatever they are: count them, take some, go through them in blocks.
+
+Outputs come as the rows of a tensor, of an array or of a scipy-sparse matrix, or as the items of a list. Everything
+after this module treats them alike and gives them back in the form in which they came.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from dsokr.errors import InputError
+
+Outputs = Any  # Tensor | np.ndarray | sparse matrix | Sequence[object]; a union would only add casts
+
+
+def as_outputs(ys: Outputs, name: str = "Y") -> Outputs:
+    """Check a collection of outputs and make it indexable. Numbers must be finite."""
+    if sp.issparse(ys):
+        ys = ys.tocsr()
+        numbers = torch.from_numpy(ys.data)
+    elif isinstance(ys, Tensor):
+        numbers = ys
+    else:
+        if not isinstance(ys, np.ndarray | list | tuple):
+            # __array__ marks what numpy can read (a pandas Series, say); anything else is iterated
+            ys = np.asarray(ys) if hasattr(ys, "__array__") else list(ys)
+        array = ys if isinstance(ys, np.ndarray) else _numbers(ys)
+        if array is None or not np.issubdtype(array.dtype, np.number):
+            array = np.empty(0)
+        if np.iscomplexobj(array):
+            raise InputError(f"Complex data not supported: {name} must be real.")
+        numbers = torch.from_numpy(np.ascontiguousarray(array))
+    if ndim(ys) == 0:
+        raise InputError(f"{name} must be a collection of outputs. Got a single number.")
+    if count(ys) == 0:
+        raise InputError(f"{name} is empty: at least one output is needed.")
+    if numbers.is_floating_point() and not torch.isfinite(numbers).all():
+        where = first_not_finite(ys)
+        raise InputError(f"{name} must be finite. Got NaN or inf in row {where}.")
+    return ys
+
+
+def _numbers(items: Sequence[Any]) -> np.ndarray | None:
+    """The items as an array of numbers, or None if they are something else (strings, graphs, tuples of views)."""
+    if not items or not isinstance(items[0], int | float | np.number | np.ndarray | list | Tensor):
+        return None
+    try:
+        return np.asarray([np.asarray(item) for item in items])
+    except ValueError as error:
+        raise InputError("Outputs given as a list of vectors must all have the same length.") from error
+
+
+def first_not_finite(ys: Outputs) -> int:
+    """The index of the first row that holds NaN or inf."""
+    rows = ys.toarray() if sp.issparse(ys) else torch.as_tensor(ys).cpu().numpy()
+    return int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))[0])
+
+
+def ndim(ys: Outputs) -> int:
+    return int(getattr(ys, "ndim", 1))
+
+
+def count(ys: Outputs) -> int:
+    return int(ys.shape[0]) if hasattr(ys, "shape") else len(ys)
+
+
+def take(ys: Outputs, index: Any) -> Outputs:
+    """The outputs at the positions ``index`` (a slice or integers), in the same form."""
+    if isinstance(ys, Tensor):
+        return ys[index.to(ys.device) if isinstance(index, Tensor) else index]
+    if isinstance(index, Tensor):
+        index = index.cpu().numpy()
+    if isinstance(ys, np.ndarray) or sp.issparse(ys):
+        return ys[index]
+    return ys[index] if isinstance(index, slice) else [ys[int(i)] for i in index]
+
+
+def blocks(ys: Outputs, rows: int) -> Iterator[tuple[slice, Outputs]]:
+    """Consecutive pieces of at most ``rows`` outputs, with their positions."""
+    for start in range(0, count(ys), rows):
+        where = slice(start, min(start + rows, count(ys)))
+        yield where, take(ys, where)
+
+
+def to_device(ys: Outputs, device: torch.device) -> Outputs:
+    """Numbers go to the device as float64; sparse matrices and objects stay where they are.
+
+    What is already a float64 tensor there is not copied.
+    """
+    if (isinstance(ys, np.ndarray) and np.issubdtype(ys.dtype, np.number)) or isinstance(ys, Tensor):
+        return torch.as_tensor(ys).to(device=device, dtype=torch.float64)
+    return ys
+
+
+def distinct(ys: Outputs) -> Tensor:
+    """Positions of the first occurrence of every distinct output, in order.
+
+    >>> distinct(["b", "a", "b"]).tolist()
+    [0, 1]
+    """
+    first: dict[Any, int] = {}
+    for position, key in enumerate(_keys(ys)):
+        first.setdefault(key, position)
+    return torch.tensor(list(first.values()), dtype=torch.long)
+
+
+def _keys(ys: Outputs) -> Iterator[Any]:
+    if sp.issparse(ys):
+        ys = ys.sorted_indices()
+        for start, stop in zip(ys.indptr[:-1], ys.indptr[1:], strict=True):
+            yield ys.indices[start:stop].tobytes(), ys.data[start:stop].tobytes()
+    elif isinstance(ys, Tensor):
+        yield from _keys(ys.detach().cpu().numpy())
+    elif isinstance(ys, np.ndarray) and ys.dtype != object:
+        rows = np.ascontiguousarray(ys.reshape(len(ys), -1) + 0 if np.issubdtype(ys.dtype, np.floating) else ys)
+        for row in rows:  # adding 0 turns -0.0 into 0.0, so that equal rows have equal bytes
+            yield row.tobytes()
+    else:
+        for item in ys:
+            yield item.tobytes() if isinstance(item, np.ndarray) else tuple(item) if isinstance(item, list) else item
