@@ -24,5 +24,9 @@ class MissingExtraError(DSOKRError, ImportError):
         super().__init__(f'This needs {package}, which is not installed: pip install "dsokr[{extra}]"')
 
 
-class Interrupted(DSOKRError, KeyboardInterrupt):
-    """Training was stopped by the user; the message says how to go on."""
+class TrainingError(DSOKRError, RuntimeError):
+    """Training diverged, or cannot be resumed from what is in its folder."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by the user; the message says how to go on. Not a :class:`DSOKRError`: nothing is wrong."""

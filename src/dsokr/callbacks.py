@@ -1,0 +1,126 @@
+"""Lightning callbacks: keep the best weights and the metrics, and show how far the training is."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from safetensors.torch import save_model
+from torch import Tensor, nn
+
+from dsokr.errors import TrainingError
+
+LINE_EVERY = 10.0  # seconds between lines in a log
+
+
+class Bookkeeper(Callback):
+    """Remembers every epoch's metrics and the weights of the best one, also across an interruption.
+
+    ``monitor`` is a score, better when larger, if its name says so; a loss otherwise. Without validation the last epoch
+    counts as the best.
+    """
+
+    def __init__(self, monitor: str, folder: str | None, fingerprint: str):
+        self.monitor, self.folder, self.fingerprint = monitor, None if folder is None else Path(folder), fingerprint
+        self.rows: list[dict[str, float]] = []
+        self.best_epoch = 0
+        self.best_value = -math.inf
+        self.best_weights: dict[str, Tensor] = {}
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        row = {"epoch": trainer.current_epoch + 1, "train_loss": module.epoch_loss()}  # type: ignore[operator] # our module
+        if row["epoch"] % trainer.check_val_every_n_epoch == 0:
+            row |= {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("val_")}
+        self.rows.append(row)
+        if self.folder is not None:
+            self._write()
+        if self._is_best(row):
+            self.best_epoch = row["epoch"]
+            self.best_weights = {name: w.detach().clone() for name, w in module.network.state_dict().items()}  # type: ignore[union-attr]
+
+    def _is_best(self, row: dict[str, float]) -> bool:
+        if self.monitor not in row:  # no validation at all: the last epoch; none in this epoch: nothing is known of it
+            return not any(self.monitor in other for other in self.rows)
+        value = row[self.monitor] if "score" in self.monitor else -row[self.monitor]
+        better = value > self.best_value or not math.isfinite(self.best_value)
+        self.best_value = value if better else self.best_value
+        return better
+
+    def _write(self) -> None:
+        assert self.folder is not None
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        with (self.folder / "metrics.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def finish(self, network: nn.Module) -> None:
+        """The training is over: leave its best weights, and nothing that a new training would resume from."""
+        if self.folder is not None:
+            save_model(network, str(self.folder / "best.safetensors"))
+            (self.folder / "last.ckpt").unlink(missing_ok=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        names = ("rows", "best_epoch", "best_value", "best_weights", "fingerprint")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["fingerprint"] != self.fingerprint:
+            raise TrainingError(
+                f"{self.folder} holds an interrupted training of something else ({state['fingerprint']}; now "
+                f"{self.fingerprint}). Fit with the same data and random_state, choose another Training.folder, "
+                "or delete last.ckpt there."
+            )
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class Progress(Callback):
+    """A bar with the time left in a terminal; in a log, a line now and then, and none for a training of seconds."""
+
+    def __init__(self, book: Bookkeeper, always: bool = False):
+        self.book, self.always = book, always
+        self.console = Console(stderr=True)
+        self.bar: Bar | None = None
+        self.task: Any = None
+        self.told = self.started = time.monotonic()
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.is_global_zero and self.console.is_terminal:
+            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+            self.bar = Bar(*columns, TimeRemainingColumn(), TextColumn("{task.fields[state]}"), console=self.console)
+            self.task = self.bar.add_task("", total=trainer.max_epochs, completed=trainer.current_epoch, state="")
+            self.bar.start()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        row = self.book.rows[-1]
+        state = "  ".join(f"{name} {value:.5g}" for name, value in row.items() if name != "epoch")
+        state += f"  best epoch {self.book.best_epoch}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=row["epoch"], state=state)
+        elif trainer.is_global_zero and (self.always or time.monotonic() - self.told > LINE_EVERY):
+            self.told = time.monotonic()
+            self.console.print(f"epoch {row['epoch']}/{trainer.max_epochs}  {state}", highlight=False)
+
+    def on_fit_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None

@@ -1,0 +1,35 @@
+"""Decoding: from coefficients in a basis back to outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dsokr.basis import SketchedBasis
+from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.outputs import Outputs
+
+
+class Decoded(NamedTuple):
+    """One output per row of coefficients, and the score it achieved (better when larger)."""
+
+    outputs: Outputs
+    scores: Tensor  # (n,)
+
+
+class Decoder(ABC):
+    """Solves the pre-image problem: the output whose features are nearest to Σ_j z_j ẽ_j. Frozen; nothing is fitted."""
+
+    @abstractmethod
+    def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
+        """Outputs for the coefficients z (n, p). ``known`` holds the candidates, or where a search may start."""
+
+    def alternatives(self) -> tuple[Decoder, ...]:
+        """The decoders between which validation decides when this one leaves something open; else itself."""
+        return (self,)
+
+    def known(self, distinct_training_outputs: Outputs) -> Outputs:
+        """The outputs to embed once and keep: those seen in training, unless the decoder brings its own."""
+        return distinct_training_outputs

@@ -1,0 +1,69 @@
+"""Outputs together with their coordinates in a basis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsokr.basis import BLOCK, Rule, SketchedBasis, embedded_scores
+from dsokr.outputs import Outputs, as_outputs, blocks, count
+
+QUERY_BLOCK = 1024  # rows of coefficients scored at once against a block of outputs
+
+
+class Ranking(NamedTuple):
+    """The k best candidates for every input, best first."""
+
+    indices: Tensor  # (n, k)
+    scores: Tensor  # (n, k)
+
+
+class EmbeddedOutputs:
+    """Candidates for decoding: the outputs, their coordinates ψ̃(y) and k(y, y).
+
+    With ``keep`` the coordinates are computed at the first use and held, n × p numbers; without, block by block each
+    time, so that memory does not grow with the number of outputs.
+    """
+
+    def __init__(self, basis: SketchedBasis, outputs: Outputs, keep: bool = True):
+        self.basis, self.outputs, self.keep = basis, as_outputs(outputs, "candidates"), keep
+        self._held: tuple[Tensor, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return count(self.outputs)
+
+    def coordinates(self) -> tuple[Tensor, Tensor]:  # (c, p), (c,)
+        """ψ̃(y) and k(y, y) of all the outputs."""
+        if self._held is None:
+            self._held = self.basis.embed(self.outputs), self.basis.diag(self.outputs)
+        return self._held
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Positions, coordinates and k(y, y) of consecutive outputs."""
+        if self.keep:
+            embedding, diag = self.coordinates()
+            for start in range(0, len(self), BLOCK):
+                where = slice(start, start + BLOCK)
+                yield where, embedding[where], diag[where]
+        else:
+            for where, block in blocks(self.outputs, BLOCK):
+                yield where, self.basis.embed(block), self.basis.diag(block)
+
+    def top(self, z: Tensor, k: int, rule: Rule) -> Ranking:
+        """The k best outputs for every row of z, exactly. O(n · c · p) operations; memory O(n · k) and a block."""
+        k = min(k, len(self))
+        z = z.to(device=self.basis.device, dtype=torch.float64)
+        best = torch.full((len(z), k), -torch.inf, dtype=z.dtype, device=z.device)
+        at = torch.zeros((len(z), k), dtype=torch.long, device=z.device)
+        for where, embedding, diag in self.blocks():
+            for rows in torch.arange(len(z), device=z.device).split(QUERY_BLOCK):
+                scores = embedded_scores(z[rows], embedding, diag, rule)
+                found, columns = scores.topk(min(k, scores.shape[1]), dim=1)
+                merged = torch.cat([best[rows], found], dim=1)
+                places = torch.cat([at[rows], columns + where.start], dim=1)
+                best[rows], order = merged.topk(k, dim=1)
+                at[rows] = places.gather(1, order)
+        return Ranking(at, best)

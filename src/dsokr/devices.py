@@ -1,0 +1,28 @@
+"""Where to compute."""
+
+import torch
+
+from dsokr.errors import InputError
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """A torch device that is really there; ``"auto"`` is the GPU if there is one.
+
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    if device == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"Unknown device {device!r}. Use 'auto', 'cpu', 'cuda' or 'cuda:1'.") from error
+    if found.type == "cuda":
+        if not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count():
+            raise InputError(
+                f"Device {device!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices."
+            )
+        return torch.device("cuda", found.index or 0)
+    if found.type != "cpu":
+        raise InputError(f"Device {device!r} is not supported: the basis needs float64. Use 'auto', 'cpu' or 'cuda'.")
+    return found

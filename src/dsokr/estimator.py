@@ -1,0 +1,345 @@
+"""Deep Sketched Output Kernel Regression as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Generator, Tensor, nn
+
+from dsokr.basis import SketchedBasis, sketch_basis
+from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
+from dsokr.devices import resolve_device
+from dsokr.errors import InputError, ModelFolderError
+from dsokr.io import (
+    NOT_WRITTEN,
+    construct,
+    describe,
+    is_unwritten,
+    pack_outputs,
+    read_model,
+    unpack_outputs,
+    write_model,
+)
+from dsokr.kernels import Kernel
+from dsokr.losses import Loss, Squared, as_loss
+from dsokr.networks import NetworkFactory, prepared
+from dsokr.outputs import Outputs, as_outputs, count, distinct, take
+from dsokr.sketches import SketchSpec
+from dsokr.training import History, Pairs, Training, train
+
+PREDICT_BLOCK = 4096  # inputs passed through the network at once
+
+
+class DSOKR(BaseEstimator):
+    """Learns to predict structured outputs: a network predicts coordinates in a sketched basis, a decoder the output.
+
+    Parameters
+    ----------
+    kernel : k, the similarity of outputs, e.g. ``kernels.Tanimoto()``.
+    sketch : how the basis is drawn from the training outputs, e.g. ``sketches.SubSample(100)``.
+    network : a factory from p, the dimension of the basis, to a torch module, e.g. ``networks.MLP(hidden=(512,))``.
+    loss : a ``losses.Loss``, or any non-decreasing function of the squared distance in feature space.
+    decoder : how coefficients become an output; by default the best of the distinct training outputs.
+    training : epochs, batch size, learning rate, early stopping and so on.
+    random_state : seed of the sketch, the weights, the split and the batches.
+    device : "auto", "cpu", "cuda" or "cuda:1".
+
+    After ``fit``: ``basis_``, ``network_``, ``decoder_`` (its rule settled), ``known_`` (the embedded candidates) and
+    ``history_``.
+
+    >>> import numpy as np
+    >>> from dsokr import DSOKR, Training, kernels, networks, sketches
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 4))
+    >>> Y = (X[:, :3] > 0).astype(int)  # label sets, as binary vectors
+    >>> model = DSOKR(kernels.Tanimoto(), sketches.SubSample(7), networks.MLP((32,)), random_state=0,
+    ...               training=Training(epochs=30, learning_rate=0.01))
+    >>> model.fit(X[:150], Y[:150]).predict(X[150:]).shape
+    (50, 3)
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        sketch: SketchSpec,
+        network: NetworkFactory,
+        *,
+        loss: Loss | Callable[[Tensor], Tensor] = Squared(),  # noqa: B008 # frozen, so sharing it is harmless
+        decoder: Decoder = Candidates(),  # noqa: B008
+        training: Training = Training(),  # noqa: B008
+        random_state: Any = None,
+        device: str = "auto",
+    ):
+        self.kernel = kernel
+        self.sketch = sketch
+        self.network = network
+        self.loss = loss
+        self.decoder = decoder
+        self.training = training
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, X: Any, Y: Outputs, validation: tuple[Any, Outputs] | None = None) -> DSOKR:
+        """Algorithm 1 of the paper.
+
+        ``validation`` is a pair (X, Y) on which the epoch to keep and an open decoding rule are chosen. Without it a
+        share of the training pairs is held out for that (``Training.validation_fraction``); their outputs still count
+        for the basis and as candidates.
+        """
+        X, Y = self._check_pairs(X, Y)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        generator, device, loss = Generator().manual_seed(seed), resolve_device(self.device), as_loss(self.loss)
+
+        # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
+        self.basis_ = sketch_basis(self.kernel, Y, self.sketch, generator=generator, device=device)
+        self.known_ = EmbeddedOutputs(self.basis_, self.decoder.known(take(Y, distinct(Y))))
+
+        # 1.b The input network: regression of the coordinates.
+        self.network_ = _build(self.network, self.basis_.dim, X, seed)
+        train_on, validate_on = self._split(X, Y, validation, generator)
+        self.history_ = train(
+            self.network_,
+            self._pairs(*train_on),
+            None if validate_on is None else self._pairs(*validate_on),
+            loss,
+            self.training,
+            seed=seed,
+            device=device,
+            evaluate=self._evaluation(validate_on),
+        )
+
+        # 2. Inference: what the decoder leaves open is settled on the validation pairs.
+        self.decoder_ = self._settled_decoder(validate_on)
+        return self
+
+    def coefficients(self, X: Any) -> Tensor:  # (n, p)
+        """g(x), the predicted coordinates in the basis."""
+        check_is_fitted(self, "network_")
+        inputs = prepared(self.network_, self._check_inputs(X, reset=False))
+        with torch.inference_mode():
+            z = [self.network_(block.to(self.basis_.device)).float() for block in inputs.split(PREDICT_BLOCK)]
+        return torch.cat(z)
+
+    def scores(self, X: Any, candidates: Outputs | None = None) -> Tensor:  # (n, c)
+        """The score of every candidate (default: those known from training) for every input; larger is better."""
+        z = self.coefficients(X)
+        known = self._embedded(candidates)
+        return self.basis_.score(z, known.outputs, self._rule())
+
+    def rank(self, X: Any, candidates: Outputs | None = None, k: int = 10) -> Ranking:
+        """The k best candidates for every input, best first: positions in ``candidates`` and scores."""
+        if k < 1:
+            raise InputError(f"k must be at least 1. Got {k}.")
+        z = self.coefficients(X)
+        return self._embedded(candidates).top(z, k, self._rule())
+
+    def predict(self, X: Any) -> Outputs:
+        """One output per input, in the form in which ``fit`` got them."""
+        z = self.coefficients(X)
+        return self.decoder_.decode(self.basis_, z, self.known_).outputs
+
+    def score(self, X: Any, Y: Outputs) -> float:
+        """R² in feature space: 1 − Σ ‖ψ(ŷ) − ψ(y)‖² / Σ ‖ψ(y) − mean ψ‖². The usual R² when the kernel is linear."""
+        Y = as_outputs(Y)
+        predicted = self.predict(X)
+        unexplained = self._kernel_loss(predicted, Y).sum().item()
+        total = _scatter(self.kernel, Y)
+        if total <= 0:
+            return float(unexplained <= 0)
+        return 1 - unexplained / total
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``config.json``, ``model.safetensors`` and a model card; nothing is pickled."""
+        check_is_fitted(self, "network_")
+        tensors = {f"network.{name}": weight for name, weight in self.network_.state_dict().items()}
+        tensors["basis.projection"] = self.basis_.projection
+        if self.basis_.weights is not None:
+            tensors["basis.weights"] = self.basis_.weights
+        config = {
+            "parameters": {name: describe(value) for name, value in self.get_params(deep=False).items()},
+            "decoder": describe(self.decoder_),
+            "own_candidates": getattr(self.decoder, "outputs", None) is not None,
+            "anchors": pack_outputs(self.basis_.anchors, "anchors", tensors),
+            "known": pack_outputs(self.known_.outputs, "known", tensors),
+            "history": {"rows": self.history_.rows, "best_epoch": self.history_.best_epoch},
+            "n_features_in": getattr(self, "n_features_in_", None),
+        }
+        write_model(Path(folder), config, tensors, model_card(self))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "auto", **parts: Any) -> DSOKR:
+        """Read a saved model.
+
+        ``parts`` brings what could not be written down: ``network=...`` or ``kernel=...`` of one's own. Other functions
+        of one's own (a loss, a metric) come back as the defaults: predictions do not need them.
+        """
+        config, tensors = read_model(Path(folder))
+        model = cls(**_parameters(config["parameters"] | {"device": device}, parts))
+        where = resolve_device(device)
+        anchors = unpack_outputs(config["anchors"], "anchors", tensors)
+        basis = SketchedBasis(model.kernel, anchors, tensors.get("basis.weights"), tensors["basis.projection"])
+        model.basis_ = basis.to(where)
+        model.known_ = EmbeddedOutputs(model.basis_, unpack_outputs(config["known"], "known", tensors))
+        model.decoder_ = construct(config["decoder"])
+        if config["own_candidates"]:
+            model.decoder = replace(model.decoder, outputs=model.known_.outputs)  # type: ignore[type-var, call-arg] # Candidates
+        model.history_ = History(**config["history"])
+        model.network_ = model.network(model.basis_.dim)
+        prefix = "network."
+        model.network_.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        model.network_.to(where).eval()
+        if config["n_features_in"] is not None:
+            model.n_features_in_ = config["n_features_in"]
+        return model
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        tags.non_deterministic = self.random_state is None
+        return tags
+
+    def _check_pairs(self, X: Any, Y: Outputs) -> tuple[Any, Outputs]:
+        if Y is None:
+            raise InputError("DSOKR requires y to be passed, but the target y is None.")
+        X, Y = self._check_inputs(X, reset=True), as_outputs(Y)
+        _check_same_length(X, Y)
+        return X, Y
+
+    def _check_inputs(self, X: Any, reset: bool) -> Any:
+        """Arrays are checked as scikit-learn does, tensors for NaN; lists of objects are the network's affair."""
+        if isinstance(X, Tensor):
+            if X.is_floating_point() and not torch.isfinite(X).all():
+                raise InputError("X must be finite. Got NaN or inf.")
+            return X
+        if isinstance(X, list | tuple) and len(X) and not isinstance(X[0], int | float | np.ndarray | list | tuple):
+            return list(X)
+        if sp.issparse(X):
+            raise InputError("Sparse X is not supported: networks take dense inputs. Pass X.toarray().")
+        return validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric")
+
+    def _split(
+        self, X: Any, Y: Outputs, validation: tuple[Any, Outputs] | None, generator: Generator
+    ) -> tuple[Any, Any]:
+        """The pairs to train on and those to validate on, or None."""
+        if validation is not None:
+            X_val, Y_val = self._check_inputs(validation[0], reset=False), as_outputs(validation[1], "validation Y")
+            _check_same_length(X_val, Y_val, "validation ")
+            return (X, Y), (X_val, Y_val)
+        held_out = round(self.training.validation_fraction * count(Y))
+        if held_out == 0:
+            return (X, Y), None
+        order = torch.randperm(count(Y), generator=generator)
+        return tuple((take(X, part), take(Y, part)) for part in (order[held_out:], order[:held_out]))  # type: ignore[return-value] # two parts
+
+    def _pairs(self, X: Any, Y: Outputs) -> Pairs:
+        targets, residuals = self.basis_.embed_with_residual(Y)
+        return Pairs(prepared(self.network_, X), targets.float(), residuals.float())
+
+    def _evaluation(self, validate_on: tuple[Any, Outputs] | None) -> Callable[[Tensor], float] | None:
+        """The score that early stopping watches, if it is a metric of decoded outputs."""
+        if self.training.monitor == "loss":
+            return None
+        if validate_on is None:
+            raise InputError(
+                "Training.monitor needs validation pairs: pass validation=(X, Y) or a validation_fraction."
+            )
+        Y = validate_on[1]
+        return lambda z: max(self._decoded_score(decoder, z, Y) for decoder in self.decoder.alternatives())
+
+    def _settled_decoder(self, validate_on: tuple[Any, Outputs] | None) -> Decoder:
+        choices = self.decoder.alternatives()
+        if len(choices) == 1 or validate_on is None:
+            return choices[0]
+        z = self.coefficients(validate_on[0])
+        return max(choices, key=lambda decoder: self._decoded_score(decoder, z, validate_on[1]))
+
+    def _decoded_score(self, decoder: Decoder, z: Tensor, Y: Outputs) -> float:
+        predicted = decoder.decode(self.basis_, z, self.known_).outputs
+        monitor = self.training.monitor
+        return -self._kernel_loss(predicted, Y).mean().item() if monitor == "loss" else float(monitor(predicted, Y))
+
+    def _kernel_loss(self, a: Outputs, b: Outputs) -> Tensor:  # (n,)
+        """Δ(a_i, b_i) = ‖ψ(a_i) − ψ(b_i)‖²."""
+        return self.kernel.diag(a) - 2 * self.kernel.paired(a, b) + self.kernel.diag(b)
+
+    def _embedded(self, candidates: Outputs | None) -> EmbeddedOutputs:
+        return self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)
+
+    def _rule(self) -> Any:
+        return self.decoder_.scoring_rule() if isinstance(self.decoder_, Candidates) else "kernel"
+
+
+def _build(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:
+    """A network with its weights drawn from the seed and its input width known."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        network = factory(p)
+        first = prepared(network, take(X, slice(2)))
+        with torch.no_grad():
+            z = network.eval()(first)
+    if z.shape != (len(first), p):
+        raise InputError(
+            f"The network must map {len(first)} inputs to shape ({len(first)}, p={p}). Got {tuple(z.shape)}."
+        )
+    return network.train()
+
+
+def _scatter(kernel: Kernel, ys: Outputs) -> float:
+    """Σ_i ‖ψ(y_i) − mean ψ‖² = Σ_i k(y_i, y_i) − (1/n) Σ_ij k(y_i, y_j)."""
+    ones = torch.ones(1, count(ys), dtype=torch.float64)
+    return (kernel.diag(ys).sum() - kernel.against(ys, ones)(ys).sum() / count(ys)).item()
+
+
+def _parameters(described: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    unknown = set(given) - set(described)
+    if unknown:
+        raise InputError(f"DSOKR has no parameter {sorted(unknown)[0]!r}.")
+    for name in ("kernel", "network", "sketch"):
+        if is_unwritten(described[name]) and name not in given:
+            raise ModelFolderError(
+                f"The model was saved with a {name} of its author's own ({described[name][NOT_WRITTEN]}): "
+                f"pass it as DSOKR.load(folder, {name}=...)."
+            )
+    written = {name: construct(value) for name, value in described.items() if not is_unwritten(value)}
+    return written | given
+
+
+def model_card(model: DSOKR) -> str:
+    """A few lines on what the model is and how to use it."""
+    best = model.history_.rows[model.history_.best_epoch - 1]
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in best.items() if name != "epoch")
+    return f"""# A DSOKR model
+
+| | |
+|---|---|
+| output kernel | `{model.kernel}` |
+| sketch | `{model.sketch}` |
+| basis dimension p | {model.basis_.dim} |
+| network | `{model.network}` |
+| loss | `{model.loss}` |
+| decoder | `{model.decoder_}` |
+| candidates | {len(model.known_)} |
+| best epoch | {model.history_.best_epoch} of {len(model.history_.rows)}: {metrics} |
+
+```python
+from dsokr import DSOKR
+
+model = DSOKR.load("this folder")
+model.predict(X)
+```
+"""
+
+
+def _check_same_length(X: Any, Y: Outputs, which: str = "") -> None:
+    if count(X) != count(Y):
+        raise InputError(f"{which}X and Y must have as many rows. Got {count(X)} inputs and {count(Y)} outputs.")

@@ -1,0 +1,149 @@
+"""Many graphs as one: flat arrays that compiled code runs over; and graphs from and to other forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from dsokr.compiled import compiled
+from dsokr.errors import InputError
+from dsokr.types import Graph
+
+
+@dataclass(frozen=True, eq=False)
+class GraphBatch:
+    """Graphs side by side as one disconnected graph.
+
+    The nodes of graph g are ``offsets[g]`` to ``offsets[g + 1]``. Node i has label ``labels[i]``; its neighbours are
+    ``neighbors[indptr[i]:indptr[i + 1]]``, numbered through the whole batch, over edges labelled ``edge_labels`` at
+    the same places. Every kernel on graphs takes a batch wherever it takes a list of graphs: making one beforehand
+    saves the conversion when the same graphs are used again. A slice or an array of indices gives a batch, an integer
+    gives a :class:`Graph`.
+
+    >>> batch = GraphBatch.of([Graph((6, 8), ((0, 1, 2),)), Graph((7,))])
+    >>> batch.labels, batch.degrees()
+    (array([6, 8, 7]), array([1, 1, 0]))
+    """
+
+    offsets: np.ndarray  # (graphs + 1,)
+    labels: np.ndarray  # (nodes,)
+    indptr: np.ndarray  # (nodes + 1,)
+    neighbors: np.ndarray  # (2 · edges,)
+    edge_labels: np.ndarray  # (2 · edges,)
+
+    @staticmethod
+    def of(graphs: GraphBatch | Sequence[Graph]) -> GraphBatch:
+        """The graphs as a batch; a batch is returned as it is. Takes about 2 s for 130,000 molecules of 9 atoms."""
+        if isinstance(graphs, GraphBatch):
+            return graphs
+        try:
+            nodes = np.fromiter((len(g.labels) for g in graphs), np.int64, len(graphs))
+            edges = np.fromiter((len(g.edges) for g in graphs), np.int64, len(graphs))
+            labels = np.fromiter(chain.from_iterable(g.labels for g in graphs), np.int64, nodes.sum())
+            triples = chain.from_iterable(chain.from_iterable(g.edges for g in graphs))
+            ends = np.fromiter(triples, np.int64, 3 * edges.sum()).reshape(-1, 3)
+        except (AttributeError, TypeError, OverflowError) as error:
+            raise _first_unusable(graphs) from error
+        offsets = _starts(nodes)
+        ends[:, :2] += np.repeat(offsets[:-1], edges)[:, None]
+        return GraphBatch(offsets, labels, *_adjacency(len(labels), ends))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> Any:  # Graph for an integer, GraphBatch otherwise
+        if isinstance(index, int | np.integer):
+            return self._graph(range(len(self))[index])
+        chosen = np.arange(len(self))[index]
+        nodes, inner = _gather(self.offsets, chosen)
+        slots, indptr = _gather(self.indptr, nodes)
+        moved = np.repeat(inner[:-1] - self.offsets[chosen], np.diff(inner))
+        neighbors = self.neighbors[slots] + np.repeat(moved, np.diff(indptr))
+        return GraphBatch(inner, self.labels[nodes], indptr, neighbors, self.edge_labels[slots])
+
+    def __iter__(self) -> Iterator[Graph]:
+        return map(self._graph, range(len(self)))
+
+    def _graph(self, index: int) -> Graph:
+        start, stop = self.offsets[index : index + 2]
+        slots = slice(self.indptr[start], self.indptr[stop])
+        owner = np.repeat(np.arange(start, stop), np.diff(self.indptr[start : stop + 1]))
+        edges = np.stack([owner - start, self.neighbors[slots] - start, self.edge_labels[slots]], axis=1)
+        return Graph(
+            tuple(self.labels[start:stop].tolist()), tuple(map(tuple, edges[edges[:, 0] < edges[:, 1]].tolist()))
+        )
+
+    def degrees(self) -> np.ndarray:  # (nodes,)
+        return np.diff(self.indptr)
+
+    def relabelled(self, labels: np.ndarray) -> GraphBatch:
+        """The same graphs with other node labels."""
+        return replace(self, labels=labels)
+
+    def induced(self, keep: np.ndarray) -> GraphBatch:
+        """In every graph the subgraph induced by the nodes with ``keep`` true. Graphs may become empty."""
+        number = _starts(keep)  # new numbers of the nodes that stay
+        edge_stays = np.repeat(keep, self.degrees()) & keep[self.neighbors]
+        indptr = _starts(edge_stays)[self.indptr]
+        return GraphBatch(
+            number[self.offsets],
+            self.labels[keep],
+            np.append(indptr[:-1][keep], indptr[-1]),
+            number[self.neighbors[edge_stays]],
+            self.edge_labels[edge_stays],
+        )
+
+
+def _starts(sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
+
+def _gather(starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The members of the chosen ranges, one range after the other, and where each range then starts."""
+    sizes = starts[chosen + 1] - starts[chosen]
+    new = _starts(sizes)
+    return np.repeat(starts[chosen] - new[:-1], sizes) + np.arange(new[-1]), new
+
+
+def _first_unusable(graphs: Sequence[Any]) -> InputError:
+    for index, graph in enumerate(graphs):
+        if not isinstance(graph, Graph):
+            return InputError(f"Graph kernels take graphs. Got {type(graph).__name__} at index {index}.")
+    return InputError("Labels of nodes and edges must fit into 64 bits.")
+
+
+@compiled
+def _adjacency(nodes: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    indptr = np.zeros(nodes + 1, np.int64)
+    for e in range(len(ends)):
+        indptr[ends[e, 0] + 1] += 1
+        indptr[ends[e, 1] + 1] += 1
+    for i in range(nodes):
+        indptr[i + 1] += indptr[i]
+    free = indptr[:-1].copy()
+    neighbors = np.empty(2 * len(ends), np.int64)
+    edge_labels = np.empty(2 * len(ends), np.int64)
+    for e in range(len(ends)):
+        i, j = ends[e, 0], ends[e, 1]
+        neighbors[free[i]], neighbors[free[j]] = j, i
+        edge_labels[free[i]] = edge_labels[free[j]] = ends[e, 2]
+        free[i] += 1
+        free[j] += 1
+    return indptr, neighbors, edge_labels
+
+
+def permuted(graph: Graph, order: Sequence[int]) -> Graph:
+    """The same graph with other numbers for its nodes: the new node i is the old node ``order[i]``.
+
+    >>> permuted(Graph((6, 8), ((0, 1, 2),)), [1, 0])
+    Graph(labels=(8, 6), edges=((0, 1, 2),))
+    """
+    new = {old: i for i, old in enumerate(order)}
+    if sorted(new) != list(range(len(graph.labels))) or len(order) != len(new):
+        raise InputError(f"order must hold each of the {len(graph.labels)} nodes once. Got {list(order)}.")
+    labels = tuple(graph.labels[old] for old in order)
+    return Graph(labels, tuple((new[i], new[j], label) for i, j, label in graph.edges))

@@ -1,0 +1,105 @@
+"""Losses c(‖h(x) − ψ(y)‖²) on the distance in feature space.
+
+In the basis the distance splits into what the network can change and what it cannot,
+‖h(x) − ψ(y)‖² = ‖g(x) − ψ̃(y)‖² + residual(y). Every loss here is given the sum. For the square loss the residual only
+adds a constant; for all others leaving it out would change the minimiser.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsokr.errors import InputError
+
+
+class Loss(ABC):
+    """A non-decreasing function c of the squared distance."""
+
+    @abstractmethod
+    def __call__(self, d2: Tensor) -> Tensor:
+        """c(d²), element by element."""
+
+    def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
+        """The mean of c(‖z_i − target_i‖² + residual_i) over a batch."""
+        return self((z - target).square().sum(dim=1) + residual).mean()
+
+
+@dataclass(frozen=True)
+class Squared(Loss):
+    """c(d²) = d².
+
+    >>> Squared()(torch.tensor([4.0]))
+    tensor([4.])
+    """
+
+    def __call__(self, d2: Tensor) -> Tensor:
+        return d2
+
+
+@dataclass(frozen=True)
+class Huber(Loss):
+    """c(d²) = d²/2 up to d = delta, then delta · (d − delta/2): linear in the distance, so robust to outliers.
+
+    >>> Huber(delta=1.0)(torch.tensor([0.25, 4.0]))
+    tensor([0.1250, 1.5000])
+    """
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.delta > 0:
+            raise InputError(f"Huber.delta must be positive. Got {self.delta}.")
+
+    def __call__(self, d2: Tensor) -> Tensor:
+        far = d2.clamp(min=self.delta**2).sqrt()  # the clamp keeps the unused branch's gradient finite at d = 0
+        return torch.where(d2 <= self.delta**2, d2 / 2, self.delta * (far - self.delta / 2))
+
+
+@dataclass(frozen=True)
+class EpsilonInsensitive(Loss):
+    """c(d²) = max(d − epsilon, 0): errors up to epsilon are free.
+
+    >>> EpsilonInsensitive(epsilon=1.0)(torch.tensor([0.25, 4.0]))
+    tensor([0., 1.])
+    """
+
+    epsilon: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise InputError(f"EpsilonInsensitive.epsilon must be positive. Got {self.epsilon}.")
+
+    def __call__(self, d2: Tensor) -> Tensor:
+        return d2.clamp(min=self.epsilon**2).sqrt() - self.epsilon
+
+
+@dataclass(frozen=True)
+class Custom(Loss):
+    """Any non-decreasing, almost everywhere differentiable function of d² that maps tensors element by element.
+
+    >>> Custom(torch.log1p)(torch.tensor([0.0]))
+    tensor([0.])
+    """
+
+    c: Callable[[Tensor], Tensor]
+
+    def __call__(self, d2: Tensor) -> Tensor:
+        return self.c(d2)
+
+
+def as_loss(loss: Loss | Callable[[Tensor], Tensor]) -> Loss:
+    """A loss, or a plain function c of the squared distance, as a loss."""
+    if isinstance(loss, Loss):
+        return loss
+    if not callable(loss):
+        raise InputError(f"loss must be a losses.Loss or a function of the squared distance. Got {loss!r}.")
+    grid = torch.linspace(0, 10, 101)
+    values = loss(grid)
+    if values.shape != grid.shape or (values.diff() < 0).any():
+        raise InputError("A loss must map squared distances element by element and must not decrease with them.")
+    return Custom(loss)

@@ -1,0 +1,43 @@
+"""How high the truth stands in a ranked list."""
+
+import torch
+from torch import Tensor
+
+from dsokr.errors import InputError
+
+
+def ranks(scores: Tensor, truth: Tensor) -> Tensor:  # (n, c), (n,) -> (n,)
+    """The rank of candidate ``truth[i]`` in row i: 1 + the number scored better + half the number of equal others.
+
+    Scores may be negative; larger is better.
+
+    >>> ranks(torch.tensor([[-3.0, -1.0, -2.0], [5.0, 5.0, 1.0]]), torch.tensor([2, 0]))
+    tensor([2.0000, 1.5000], dtype=torch.float64)
+    """
+    scores, truth = torch.as_tensor(scores), torch.as_tensor(truth, dtype=torch.long)
+    if scores.ndim != 2 or truth.shape != scores.shape[:1]:
+        raise InputError(
+            "Retrieval metrics take scores (n, candidates) and the true candidate of every row (n,). "
+            f"Got {tuple(scores.shape)} and {tuple(truth.shape)}."
+        )
+    if torch.isnan(scores).any():
+        raise InputError(f"Scores must not be NaN. Got NaN in row {int(scores.isnan().any(dim=1).nonzero()[0])}.")
+    own = scores.gather(1, truth[:, None].to(scores.device))
+    better = (scores > own).sum(dim=1)
+    equal = (scores == own).sum(dim=1) - 1
+    return 1 + better + equal.double() / 2
+
+
+def retrieval(scores: Tensor, truth: Tensor) -> dict[str, float]:
+    """Hits@1, Hits@10, the mean reciprocal rank and the mean rank, with ties ranked in the middle (see :func:`ranks`).
+
+    >>> retrieval(torch.tensor([[-3.0, -1.0, -2.0]]), torch.tensor([2]))
+    {'hits@1': 0.0, 'hits@10': 1.0, 'mrr': 0.5, 'mean_rank': 2.0}
+    """
+    r = ranks(scores, truth)
+    return {
+        "hits@1": (r <= 1).double().mean().item(),
+        "hits@10": (r <= 10).double().mean().item(),
+        "mrr": r.reciprocal().mean().item(),
+        "mean_rank": r.mean().item(),
+    }

@@ -1,0 +1,49 @@
+"""A small convolutional network for images."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from dsokr.errors import InputError
+from dsokr.networks.mlp import Activation, activation_module
+
+
+@dataclass(frozen=True)
+class CNN:
+    """Blocks of (3 × 3 convolution, batch norm, activation, 2 × 2 max-pooling), then an MLP head with p outputs.
+
+    Images come as (n, channels, height, width), or (n, height, width) for one channel; every block halves their sides.
+
+    >>> import torch
+    >>> CNN(channels=(8, 16), hidden=32)(3)(torch.zeros(2, 16, 16)).shape
+    torch.Size([2, 3])
+    """
+
+    channels: tuple[int, ...] = (32, 64)
+    hidden: int = 128
+    activation: Activation = "relu"
+    dropout: float = 0.0
+
+    def __call__(self, p: int) -> nn.Module:
+        if not self.channels:
+            raise InputError("CNN.channels must name at least one block.")
+        first = nn.LazyConv2d(self.channels[0], kernel_size=3, padding=1, bias=False)
+        rest = [nn.Conv2d(a, b, kernel_size=3, padding=1, bias=False) for a, b in pairwise(self.channels)]
+        layers: list[nn.Module] = [ChannelsFirst()]
+        for convolution, width in zip([first, *rest], self.channels, strict=True):
+            layers += [convolution, nn.BatchNorm2d(width), activation_module(self.activation), nn.MaxPool2d(2)]
+        head = [nn.Flatten(), nn.LazyLinear(self.hidden), activation_module(self.activation), nn.Dropout(self.dropout)]
+        return nn.Sequential(*layers, *head, nn.Linear(self.hidden, p))
+
+
+class ChannelsFirst(nn.Module):
+    """Gives grey images their channel dimension."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.ndim not in (3, 4):
+            raise InputError(
+                "CNN takes images as (n, height, width) or (n, channels, height, width). "
+                f"Got an array of {images.ndim} dimensions."
+            )
+        return images if images.ndim == 4 else images.unsqueeze(1)

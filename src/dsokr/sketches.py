@@ -1,0 +1,257 @@
+"""Random sketches of a training set: R, an m × n matrix whose rows combine outputs.
+
+A sketch is drawn from a specification, ``SubSample(100).draw(n, generator)``, and holds only the non-zero columns of R.
+The scale of R never matters: the basis made from it depends on the span of its rows alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from dsokr.errors import InputError
+
+Gram = Callable[[Tensor, Tensor], Tensor]  # positions (a,), (b,) -> the Gram matrix between them (a, b)
+
+CHUNK = 2**22  # entries of a random mask, or rows times columns of a Gram block, held at once
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """The non-zero columns of R: ``R[:, indices] = weights``. Without weights, R picks the outputs at ``indices``."""
+
+    indices: Tensor  # (r,)
+    weights: Tensor | None = None  # (m, r) float64
+
+    @property
+    def size(self) -> int:
+        return len(self.indices if self.weights is None else self.weights)
+
+    def dense(self, n: int) -> Tensor:  # (m, n)
+        """R itself, for small n."""
+        weights = torch.eye(len(self.indices), dtype=torch.float64) if self.weights is None else self.weights
+        return torch.zeros(len(weights), n, dtype=torch.float64).index_add_(1, self.indices, weights)
+
+
+class SketchSpec(ABC):
+    """How to draw a sketch. Frozen; drawing is the only random step and takes its generator."""
+
+    size: int | None
+
+    @abstractmethod
+    def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
+        """Draw R for n outputs. ``gram`` gives kernel values between them, for sketches that depend on the outputs."""
+
+    def _check(self, n: int) -> None:
+        if self.size is None:
+            return
+        name = type(self).__name__
+        if self.size < 1:
+            raise InputError(f"{name}.size must be at least 1. Got size={self.size}.")
+        if self.size > n:
+            raise InputError(f"{name}.size must be at most the number of outputs. Got size={self.size} and n={n}.")
+
+
+@dataclass(frozen=True)
+class Full(SketchSpec):
+    """R = I: every output is an anchor. Exact, and cubic in n.
+
+    >>> Full().draw(3, torch.Generator()).indices.tolist()
+    [0, 1, 2]
+    """
+
+    size = None
+
+    def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
+        return Sketch(torch.arange(n))
+
+
+@dataclass(frozen=True)
+class SubSample(SketchSpec):
+    """Rows of the identity, drawn without replacement: the Nyström approximation.
+
+    ``probabilities`` (one per output, any positive scale) favours some outputs; None is uniform.
+
+    >>> SubSample(2).draw(5, torch.Generator().manual_seed(0)).size
+    2
+    """
+
+    size: int
+    probabilities: tuple[float, ...] | None = None
+
+    def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
+        self._check(n)
+        if self.probabilities is None:
+            return Sketch(torch.randperm(n, generator=generator)[: self.size])
+        return Sketch(_weighted_order(self._checked_probabilities(n), self.size, generator))
+
+    def _checked_probabilities(self, n: int) -> Tensor:
+        p = torch.tensor(self.probabilities, dtype=torch.float64)
+        if len(p) != n:
+            raise InputError(f"SubSample.probabilities must have one entry per output. Got {len(p)} and n={n}.")
+        if not torch.isfinite(p).all() or (p < 0).any() or int((p > 0).sum()) < self.size:
+            raise InputError(
+                "SubSample.probabilities must be finite, not negative, and positive for at least "
+                f"size={self.size} outputs. Got {int((p > 0).sum())} positive ones."
+            )
+        return p
+
+
+@dataclass(frozen=True)
+class Gaussian(SketchSpec):
+    """Independent standard normal entries. Dense: every output is an anchor.
+
+    >>> Gaussian(2).draw(5, torch.Generator().manual_seed(0)).weights.shape
+    torch.Size([2, 5])
+    """
+
+    size: int
+
+    def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
+        self._check(n)
+        weights = torch.randn(self.size, n, generator=generator, dtype=torch.float64)
+        return Sketch(torch.arange(n), weights.div_(math.sqrt(self.size)))
+
+
+@dataclass(frozen=True)
+class Sparsified(SketchSpec):
+    """p-sparsified sketch: an entry is non-zero with probability ``density``, and then a sign or a normal number.
+
+    R_ij = B_ij S_ij / √(m · density), B_ij ~ Bernoulli(density). By default a row combines about twenty outputs,
+    whatever n is. Only the outputs that some row uses become anchors.
+
+    >>> sketch = Sparsified(2, density=0.5).draw(6, torch.Generator().manual_seed(0))
+    >>> bool((sketch.weights.abs() > 0).any(dim=0).all())
+    True
+    """
+
+    size: int
+    density: float | None = None  # None: 20 / n
+    entries: Literal["rademacher", "gaussian"] = "rademacher"
+
+    def __post_init__(self) -> None:
+        if self.density is not None and not 0 < self.density <= 1:
+            raise InputError(f"Sparsified.density must be in (0, 1]. Got {self.density}.")
+        if self.entries not in ("rademacher", "gaussian"):
+            raise InputError(f"Sparsified.entries must be 'rademacher' or 'gaussian'. Got {self.entries!r}.")
+
+    def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
+        self._check(n)
+        density = min(1.0, 20 / n) if self.density is None else self.density
+        places = _bernoulli_places(self.size, n, density, generator)
+        indices, column = torch.unique(places[:, 1], return_inverse=True)
+        weights = torch.zeros(self.size, len(indices), dtype=torch.float64)
+        weights[places[:, 0], column] = self._values(len(places), generator) / math.sqrt(self.size * density)
+        return Sketch(indices, weights)
+
+    def _values(self, count: int, generator: Generator) -> Tensor:
+        if self.entries == "gaussian":
+            return torch.randn(count, generator=generator, dtype=torch.float64)
+        return torch.randint(0, 2, (count,), generator=generator).double().mul_(2).sub_(1)
+
+
+@dataclass(frozen=True)
+class Hadamard(SketchSpec):
+    """Randomised orthogonal system: rows of the Walsh–Hadamard matrix with random column signs.
+
+    H is of the next power of two N ≥ n, of which n columns are kept; its entry (i, j) is (−1)^popcount(i & j), so no
+    transform of a padded vector is needed. Rows are drawn without replacement.
+
+    >>> Hadamard(2).draw(3, torch.Generator().manual_seed(0)).weights.abs()
+    tensor([[0.7071, 0.7071, 0.7071],
+            [0.7071, 0.7071, 0.7071]], dtype=torch.float64)
+    """
+
+    size: int
+
+    def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
+        self._check(n)
+        rows = torch.randperm(1 << (n - 1).bit_length(), generator=generator)[: self.size]
+        signs = torch.randint(0, 2, (n,), generator=generator).double().mul_(2).sub_(1)
+        weights = torch.empty(self.size, n, dtype=torch.float64)
+        columns = torch.arange(n)
+        for row, line in zip(rows, weights, strict=True):
+            line.copy_(1 - 2 * _parity(row & columns)).mul_(signs)
+        return Sketch(torch.arange(n), weights.div_(math.sqrt(self.size)))
+
+
+@dataclass(frozen=True)
+class LeverageSample(SketchSpec):
+    """Outputs drawn without replacement with probability proportional to their approximate ridge leverage scores.
+
+    ``regularization`` is λ and ``pilot`` the number of outputs n_S from which the scores are approximated (None: √n);
+    see :func:`approximate_leverage`.
+    """
+
+    size: int
+    regularization: float = 1e-4
+    pilot: int | None = None
+
+    def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
+        self._check(n)
+        if gram is None:
+            raise InputError("LeverageSample depends on the outputs: draw it with `gram`, or through sketch_basis.")
+        scores = approximate_leverage(gram, n, self.regularization, generator, pilot=self.pilot)
+        # a score of zero would make a draw of `size` outputs impossible when few outputs carry all the leverage
+        return Sketch(_weighted_order(scores + 1e-12 * scores.max() + 1e-300, self.size, generator))
+
+
+def approximate_leverage(
+    gram: Gram,
+    n: int,
+    regularization: float,
+    generator: Generator,
+    *,
+    pilot: int | None = None,
+    probabilities: Tensor | None = None,
+) -> Tensor:  # (n,)
+    """Ridge leverage scores of n outputs, approximated from a few of them (El Alaoui & Mahoney, 2015).
+
+    The exact score of output i is [K (K + nλ I)⁻¹]_ii. Here K is replaced by B Bᵀ = C W⁺ Cᵀ, with C the columns of K
+    at n_S = ``pilot`` outputs drawn according to ``probabilities`` (None: uniformly) and W the rows of C at the same
+    places; then the score is b_iᵀ (BᵀB + nλ I)⁻¹ b_i. Cost O(n · n_S²), memory O(n · n_S).
+    """
+    if not regularization > 0:
+        raise InputError(f"The regularisation of leverage scores must be positive. Got {regularization}.")
+    pilot = min(n, max(1, round(math.sqrt(n)))) if pilot is None else pilot
+    if not 1 <= pilot <= n:
+        raise InputError(f"The pilot sample must have between 1 and n={n} outputs. Got {pilot}.")
+    uniform = torch.ones(n, dtype=torch.float64)
+    S = _weighted_order(uniform if probabilities is None else probabilities, pilot, generator)
+    everything = torch.arange(n)
+    values, vectors = torch.linalg.eigh(gram(S, S))
+    keep = values > values[-1] * 1e-12
+    root = vectors[:, keep] / values[keep].sqrt()  # W⁺ = root rootᵀ
+    B = torch.cat([gram(rows, S) @ root for rows in everything.split(max(1, CHUNK // pilot))])
+    ridge = n * regularization * torch.eye(B.shape[1], dtype=B.dtype, device=B.device)
+    factor = torch.linalg.cholesky(B.T @ B + ridge)
+    return torch.linalg.solve_triangular(factor, B.T, upper=False).square_().sum(dim=0).cpu()
+
+
+def _weighted_order(p: Tensor, size: int, generator: Generator) -> Tensor:
+    """``size`` positions drawn one after the other without replacement, proportionally to p (Efraimidis & Spirakis)."""
+    keys = torch.empty(len(p), dtype=torch.float64).exponential_(generator=generator) / p
+    return keys.argsort()[:size]
+
+
+def _bernoulli_places(m: int, n: int, density: float, generator: Generator) -> Tensor:  # (count, 2)
+    """Row and column of every success among m × n coin flips, a bounded number of flips at a time."""
+    rows = max(1, CHUNK // n)
+    found = []
+    for start in range(0, m, rows):
+        flips = torch.rand(min(rows, m - start), n, generator=generator) < density
+        found.append(flips.nonzero() + torch.tensor([start, 0]))
+    return torch.cat(found)
+
+
+def _parity(x: Tensor) -> Tensor:
+    """The number of ones in the binary form of x, modulo 2."""
+    for shift in (32, 16, 8, 4, 2, 1):
+        x = x ^ (x >> shift)
+    return x & 1

@@ -1,0 +1,318 @@
+"""Training a network to predict coordinates, on Lightning's Trainer. Nothing here knows of kernels."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from torch import Generator, Tensor, nn
+
+from dsokr.callbacks import Bookkeeper, Progress
+from dsokr.errors import InputError, Interrupted, TrainingError
+from dsokr.losses import Loss
+
+Batch = tuple[Tensor, Tensor, Tensor]
+Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
+Evaluate = Callable[[Tensor], float]  # coefficients of the validation inputs (n, p) -> a score, better when larger
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a network is trained. Everything is passed by value; nothing is read from the environment.
+
+    The weights of the epoch that does best on the validation pairs are kept: by the validation loss, or by a task
+    metric of the decoded outputs, ``monitor=f`` with ``f(predicted, true)`` better when larger.
+
+    With a ``folder``, metrics go to ``metrics.csv`` there and the state to ``last.ckpt`` after every epoch; an
+    interrupted fit goes on from it when called again with the same data and ``random_state``.
+
+    >>> Training(epochs=5, schedule="linear", warmup_steps=100).learning_rate
+    0.001
+    """
+
+    epochs: int = 100
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    optimizer: Literal["adam", "adamw"] = "adam"
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "linear"] = "constant"  # linear: warm up from 0, then go down to 0 at the last step
+    warmup_steps: int = 0
+    gradient_clip: float | None = None
+    precision: str = "32-true"  # any precision of Lightning's, e.g. "bf16-mixed"
+    validation_fraction: float = 0.1  # share of the pairs held out when fit is given no validation pairs
+    monitor: Literal["loss"] | Metric = "loss"
+    patience: int | None = 10  # epochs without improvement before stopping; None: never stop early
+    check_every: int = 1  # epochs between validations
+    keep_data_on_device: bool = True
+    folder: str | None = None
+    progress: bool | Literal["auto"] = "auto"  # auto: a bar in a terminal, a line now and then in a log
+    logger: Any = None  # any Lightning logger
+    trainer: Mapping[str, Any] = field(default_factory=dict)  # further arguments of Lightning's Trainer
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "check_every"):
+            if int(getattr(self, name)) < 1:
+                raise InputError(f"Training.{name} must be at least 1. Got {getattr(self, name)}.")
+        if not self.learning_rate > 0:
+            raise InputError(f"Training.learning_rate must be positive. Got {self.learning_rate}.")
+        if not 0 <= self.validation_fraction < 1:
+            raise InputError(f"Training.validation_fraction must be in [0, 1). Got {self.validation_fraction}.")
+        for name, allowed in (("optimizer", ("adam", "adamw")), ("schedule", ("constant", "linear"))):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"Training.{name} must be one of {allowed}. Got {getattr(self, name)!r}.")
+        if self.monitor != "loss" and not callable(self.monitor):
+            raise InputError(f"Training.monitor must be 'loss' or a function of outputs. Got {self.monitor!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Inputs with the coordinates and residuals of their outputs, as tensors of n rows."""
+
+    inputs: Tensor
+    targets: Tensor  # (n, p) float32
+    residuals: Tensor  # (n,) float32
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def to(self, device: torch.device) -> Pairs:
+        return Pairs(self.inputs.to(device), self.targets.to(device), self.residuals.to(device))
+
+    def rows(self, index: Tensor | slice) -> Batch:
+        return self.inputs[index], self.targets[index], self.residuals[index]
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened: one row of metrics per epoch, and the epoch whose weights were kept (counted from 1)."""
+
+    rows: list[dict[str, float]]
+    best_epoch: int
+
+    def __getitem__(self, name: str) -> list[float]:
+        """One metric over the epochs: ``history["train_loss"]``."""
+        return [row[name] for row in self.rows if name in row]
+
+
+def train(
+    network: nn.Module,
+    pairs: Pairs,
+    validation: Pairs | None,
+    loss: Loss,
+    training: Training,
+    *,
+    seed: int,
+    device: torch.device,
+    evaluate: Evaluate | None = None,
+) -> History:
+    """Fit ``network`` in place and leave it in evaluation mode, on ``device``, with the best epoch's weights.
+
+    ``evaluate`` scores the coefficients of the validation inputs when the monitor is a task metric. The global random
+    state is the same before and after.
+    """
+    book = Bookkeeper("val_score" if evaluate else "val_loss", training.folder, _fingerprint(pairs, training, seed))
+    module = _Regression(network, pairs, validation, loss, training, seed, evaluate)
+    callbacks: list[Callback] = [book]
+    if validation is not None and training.patience is not None:
+        mode = "max" if evaluate else "min"
+        callbacks.append(EarlyStopping(book.monitor, mode=mode, patience=training.patience, check_finite=False))
+    if training.progress is not False:
+        callbacks.append(Progress(book, always=training.progress is True))
+    if training.folder is not None:
+        callbacks.append(ModelCheckpoint(training.folder, "last", save_on_train_epoch_end=True, **_LATEST_ONLY))
+    with _quiet(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        _run(pl.Trainer(**_trainer_arguments(training, module, callbacks, device)), module, training)
+    network.load_state_dict(book.best_weights)
+    book.finish(network)
+    network.to(device).eval()
+    return History(book.rows, book.best_epoch)
+
+
+_LATEST_ONLY: dict[str, Any] = {"save_top_k": 1, "enable_version_counter": False}
+
+
+def _trainer_arguments(training: Training, module: _Regression, callbacks: list[Callback], device: torch.device) -> Any:
+    further = dict(training.trainer)
+    return {
+        "accelerator": "gpu" if device.type == "cuda" else device.type,
+        "devices": [device.index or 0] if device.type == "cuda" else 1,
+        "max_epochs": training.epochs,
+        "precision": training.precision,
+        "gradient_clip_val": training.gradient_clip,
+        "check_val_every_n_epoch": training.check_every,
+        "logger": training.logger or False,
+        "log_every_n_steps": min(50, module.steps_per_epoch),
+        "callbacks": callbacks + list(further.pop("callbacks", [])),
+        "enable_checkpointing": training.folder is not None,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        **further,
+    }
+
+
+def _run(trainer: pl.Trainer, module: _Regression, training: Training) -> None:
+    checkpoint = None if training.folder is None else Path(training.folder) / "last.ckpt"
+    resume = str(checkpoint) if checkpoint is not None and checkpoint.exists() else None
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        trainer.fit(module, ckpt_path=resume)
+    except SystemExit as stop:  # Lightning's answer to Ctrl-C, which also leaves the signal ignored
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)
+        remedy = (
+            "Call fit again with the same data and random_state to go on from the last finished epoch."
+            if training.folder is not None
+            else "Set Training.folder to be able to resume."
+        )
+        raise Interrupted(f"Training was interrupted in epoch {trainer.current_epoch + 1}. {remedy}") from stop
+
+
+def _fingerprint(pairs: Pairs, training: Training, seed: int) -> str:
+    """What must be the same for a checkpoint to be continued: the seed, the sizes and the targets themselves."""
+    total = pairs.targets.double().sum().item()
+    return (
+        f"seed {seed}, {len(pairs)} pairs, p = {pairs.targets.shape[1]}, batches of {training.batch_size}, {total:.6e}"
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Lightning's announcements are not ours; its warnings about data loaders do not concern sliced tensors."""
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning.*")
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+
+
+class SlicedBatches:
+    """Batches sliced from tensors, in an order that depends on the seed and the epoch alone."""
+
+    def __init__(self, pairs: Pairs, batch_size: int, order: Callable[[int], Tensor] | None = None):
+        self.pairs, self.batch_size, self.order = pairs, batch_size, order
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.pairs) / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        n = len(self.pairs)
+        if self.order is None:
+            for start in range(0, n, self.batch_size):
+                yield self.pairs.rows(slice(start, start + self.batch_size))
+        else:
+            for index in self.order(n).to(self.pairs.inputs.device).split(self.batch_size):
+                yield self.pairs.rows(index)
+
+
+class _Regression(pl.LightningModule):
+    """min over W of the mean of c(‖g_W(x) − ψ̃(y)‖² + residual(y))."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        pairs: Pairs,
+        validation: Pairs | None,
+        loss: Loss,
+        training: Training,
+        seed: int,
+        evaluate: Evaluate | None,
+    ):
+        super().__init__()
+        self.network, self.loss, self.training_options, self.seed = network, loss, training, seed
+        self.evaluate = evaluate
+        self.pairs, self.validation = pairs, validation
+        self.steps_per_epoch = math.ceil(len(pairs) / training.batch_size)
+        self._losses: list[Tensor] = []
+        self._checked: list[tuple[Tensor, Tensor, int]] = []
+
+    def setup(self, stage: str) -> None:
+        if self.training_options.keep_data_on_device:
+            device = self.trainer.strategy.root_device
+            self.pairs = self.pairs.to(device)
+            self.validation = None if self.validation is None else self.validation.to(device)
+
+    def train_dataloader(self) -> SlicedBatches:
+        return SlicedBatches(self.pairs, self.training_options.batch_size, self._order)
+
+    def val_dataloader(self) -> SlicedBatches | list[Any]:
+        return [] if self.validation is None else SlicedBatches(self.validation, self.training_options.batch_size)
+
+    def _order(self, n: int) -> Tensor:
+        """This epoch's permutation; with several devices, this one's equal share of it."""
+        generator = Generator().manual_seed(self.seed + 1 + self.current_epoch)
+        world = self.trainer.world_size
+        return torch.randperm(n, generator=generator)[: n - n % world][self.trainer.global_rank :: world]
+
+    def training_step(self, batch: Batch, _: int) -> Tensor:
+        loss = self._loss(self.network(batch[0]), batch)
+        self._losses.append(loss.detach() * len(batch[0]))
+        return loss
+
+    def _loss(self, z: Tensor, batch: Batch) -> Tensor:
+        return self.loss.mean(z.float(), batch[1], batch[2])
+
+    def epoch_loss(self) -> float:
+        """The mean training loss of the epoch that just ended, which also starts a new count."""
+        seen = len(self.pairs) - len(self.pairs) % self.trainer.world_size
+        mean = torch.stack(self._losses).sum() * self.trainer.world_size / seen
+        self._losses.clear()
+        self.log("train_loss", mean, sync_dist=self.trainer.world_size > 1)
+        if not torch.isfinite(mean):
+            rate = self.training_options.learning_rate
+            raise TrainingError(
+                f"The training loss became {mean.item()} in epoch {self.current_epoch + 1}. "
+                f"Lower Training.learning_rate (now {rate:g}), or scale the inputs."
+            )
+        return mean.item()
+
+    def validation_step(self, batch: Batch, _: int) -> None:
+        z = self.network(batch[0])
+        self._checked.append((self._loss(z, batch), z.float(), len(z)))
+
+    def on_validation_epoch_end(self) -> None:
+        total = torch.stack([loss * rows for loss, _, rows in self._checked]).sum()
+        z = torch.cat([z for _, z, _ in self._checked])
+        self._checked.clear()
+        self.log("val_loss", total / len(z))
+        if self.evaluate is not None:
+            self.log("val_score", float(self.evaluate(z)))
+
+    def configure_optimizers(self) -> Any:
+        options = self.training_options
+        kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
+        fused = options.precision != "16-mixed"  # a fused step cannot unscale and clip gradients
+        optimizer = kind(
+            self.network.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=fused
+        )
+        if options.schedule == "constant" and not options.warmup_steps:
+            return optimizer
+        total = options.epochs * len(self.trainer.train_dataloader)  # type: ignore[arg-type] # our SlicedBatches
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, total, options))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def _rate(step: int, total: int, training: Training) -> float:
+    """The learning rate at a step, as a share of the full one."""
+    if step < training.warmup_steps:
+        return step / training.warmup_steps
+    if training.schedule == "constant":
+        return 1.0
+    return max(0.0, (total - step) / max(1, total - training.warmup_steps))
