@@ -191,7 +191,7 @@ class DSOKR(BaseEstimator):
         model.known_ = EmbeddedOutputs(model.basis_, unpack_outputs(config["known"], "known", tensors))
         model.decoder_ = construct(config["decoder"])
         if config["own_candidates"]:
-            model.decoder = replace(model.decoder, outputs=model.known_.outputs)  # type: ignore[type-var, call-arg] # Candidates
+            model.decoder = replace(model.decoder, outputs=model.known_.outputs)  # type: ignore[type-var] # Candidates
         model.history_ = History(**config["history"])
         model.network_ = model.network(model.basis_.dim)
         prefix = "network."
@@ -213,6 +213,8 @@ class DSOKR(BaseEstimator):
             raise InputError("DSOKR requires y to be passed, but the target y is None.")
         X, Y = self._check_inputs(X, reset=True), as_outputs(Y)
         _check_same_length(X, Y)
+        if count(Y) < 2:
+            raise InputError("At least two pairs are needed to learn anything. Got n_samples=1.")
         return X, Y
 
     def _check_inputs(self, X: Any, reset: bool) -> Any:

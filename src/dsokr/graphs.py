@@ -11,6 +11,7 @@ import numpy as np
 
 from dsokr.compiled import compiled
 from dsokr.errors import InputError
+from dsokr.ragged import gather, starts_of
 from dsokr.types import Graph
 
 
@@ -48,7 +49,7 @@ class GraphBatch:
             ends = np.fromiter(triples, np.int64, 3 * edges.sum()).reshape(-1, 3)
         except (AttributeError, TypeError, OverflowError) as error:
             raise _first_unusable(graphs) from error
-        offsets = _starts(nodes)
+        offsets = starts_of(nodes)
         ends[:, :2] += np.repeat(offsets[:-1], edges)[:, None]
         return GraphBatch(offsets, labels, *_adjacency(len(labels), ends))
 
@@ -59,8 +60,8 @@ class GraphBatch:
         if isinstance(index, int | np.integer):
             return self._graph(range(len(self))[index])
         chosen = np.arange(len(self))[index]
-        nodes, inner = _gather(self.offsets, chosen)
-        slots, indptr = _gather(self.indptr, nodes)
+        nodes, inner = gather(self.offsets, chosen)
+        slots, indptr = gather(self.indptr, nodes)
         moved = np.repeat(inner[:-1] - self.offsets[chosen], np.diff(inner))
         neighbors = self.neighbors[slots] + np.repeat(moved, np.diff(indptr))
         return GraphBatch(inner, self.labels[nodes], indptr, neighbors, self.edge_labels[slots])
@@ -86,9 +87,9 @@ class GraphBatch:
 
     def induced(self, keep: np.ndarray) -> GraphBatch:
         """In every graph the subgraph induced by the nodes with ``keep`` true. Graphs may become empty."""
-        number = _starts(keep)  # new numbers of the nodes that stay
+        number = starts_of(keep)  # new numbers of the nodes that stay
         edge_stays = np.repeat(keep, self.degrees()) & keep[self.neighbors]
-        indptr = _starts(edge_stays)[self.indptr]
+        indptr = starts_of(edge_stays)[self.indptr]
         return GraphBatch(
             number[self.offsets],
             self.labels[keep],
@@ -96,17 +97,6 @@ class GraphBatch:
             number[self.neighbors[edge_stays]],
             self.edge_labels[edge_stays],
         )
-
-
-def _starts(sizes: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-
-
-def _gather(starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The members of the chosen ranges, one range after the other, and where each range then starts."""
-    sizes = starts[chosen + 1] - starts[chosen]
-    new = _starts(sizes)
-    return np.repeat(starts[chosen] - new[:-1], sizes) + np.arange(new[-1]), new
 
 
 def _first_unusable(graphs: Sequence[Any]) -> InputError:

@@ -1,4 +1,4 @@
-"""Models on disk: a folder with JSON, safetensors and a model card. Nothing is pickled, and loading runs no stored code."""
+"""Models on disk: a folder with JSON, safetensors and a model card. Nothing is pickled; loading runs no stored code."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def is_unwritten(description: Any) -> bool:
 
 
 def _public_name(kind: type) -> str | None:
-    package, family = (kind.__module__.split(".") + ["", ""])[:2]
+    package, _, inner = kind.__module__.partition(".")
+    family = inner.partition(".")[0]
     known = package == "dsokr" and family in FAMILIES and dataclasses.is_dataclass(kind)
     return f"{family}.{kind.__name__}" if known else None
 
@@ -121,7 +122,7 @@ def _pack_list(items: list[Any], prefix: str, tensors: Tensors) -> dict[str, Any
         return {"kind": "views", "views": views}
     if isinstance(first, np.ndarray | Tensor):
         stack = np.stack if isinstance(first, np.ndarray) else torch.stack
-        return {"kind": "list of rows", "rows": pack_outputs(stack(items), prefix, tensors)}  # type: ignore[operator] # numpy's or torch's
+        return {"kind": "list of rows", "rows": pack_outputs(stack(items), prefix, tensors)}
     try:
         text = json.dumps(items).encode()
     except TypeError as error:

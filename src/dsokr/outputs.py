@@ -21,27 +21,25 @@ def as_outputs(ys: Outputs, name: str = "Y") -> Outputs:
     """Check a collection of outputs and make it indexable. Numbers must be finite."""
     if sp.issparse(ys):
         ys = ys.tocsr()
-        numbers = torch.from_numpy(ys.data)
-    elif isinstance(ys, Tensor):
-        numbers = ys
-    else:
-        if not isinstance(ys, np.ndarray | list | tuple):
-            # __array__ marks what numpy can read (a pandas Series, say); anything else is iterated
-            ys = np.asarray(ys) if hasattr(ys, "__array__") else list(ys)
-        array = ys if isinstance(ys, np.ndarray) else _numbers(ys)
-        if array is None or not np.issubdtype(array.dtype, np.number):
-            array = np.empty(0)
-        if np.iscomplexobj(array):
-            raise InputError(f"Complex data not supported: {name} must be real.")
-        numbers = torch.from_numpy(np.ascontiguousarray(array))
+    elif not isinstance(ys, Tensor | np.ndarray | list | tuple):
+        # __array__ marks what numpy can read (a pandas Series, say); anything else is iterated
+        ys = np.asarray(ys) if hasattr(ys, "__array__") else list(ys)
     if ndim(ys) == 0:
         raise InputError(f"{name} must be a collection of outputs. Got a single number.")
     if count(ys) == 0:
         raise InputError(f"{name} is empty: at least one output is needed.")
-    if numbers.is_floating_point() and not torch.isfinite(numbers).all():
-        where = first_not_finite(ys)
-        raise InputError(f"{name} must be finite. Got NaN or inf in row {where}.")
+    numbers = ys.data if sp.issparse(ys) else ys if isinstance(ys, Tensor | np.ndarray) else _numbers(ys)
+    if isinstance(numbers, np.ndarray) and numbers.dtype.kind == "c":
+        raise InputError(f"Complex data not supported: {name} must be real.")
+    if not _all_finite(numbers):
+        raise InputError(f"{name} must be finite. Got NaN or inf in row {_first_not_finite(ys)}.")
     return ys
+
+
+def _all_finite(numbers: Tensor | np.ndarray | None) -> bool:
+    if isinstance(numbers, Tensor):
+        return bool(torch.isfinite(numbers).all())
+    return numbers is None or numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all())
 
 
 def _numbers(items: Sequence[Any]) -> np.ndarray | None:
@@ -54,9 +52,8 @@ def _numbers(items: Sequence[Any]) -> np.ndarray | None:
         raise InputError("Outputs given as a list of vectors must all have the same length.") from error
 
 
-def first_not_finite(ys: Outputs) -> int:
-    """The index of the first row that holds NaN or inf."""
-    rows = ys.toarray() if sp.issparse(ys) else torch.as_tensor(ys).cpu().numpy()
+def _first_not_finite(ys: Outputs) -> int:
+    rows = ys.toarray() if sp.issparse(ys) else ys.cpu().numpy() if isinstance(ys, Tensor) else np.asarray(ys)
     return int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))[0])
 
 

@@ -206,11 +206,13 @@ def _quiet() -> Iterator[None]:
 class SlicedBatches:
     """Batches sliced from tensors, in an order that depends on the seed and the epoch alone."""
 
-    def __init__(self, pairs: Pairs, batch_size: int, order: Callable[[int], Tensor] | None = None):
-        self.pairs, self.batch_size, self.order = pairs, batch_size, order
+    def __init__(
+        self, pairs: Pairs, batch_size: int, order: Callable[[int], Tensor] | None = None, world_size: int = 1
+    ):
+        self.pairs, self.batch_size, self.order, self.world_size = pairs, batch_size, order, world_size
 
     def __len__(self) -> int:
-        return math.ceil(len(self.pairs) / self.batch_size)
+        return math.ceil(len(self.pairs) // self.world_size / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         n = len(self.pairs)
@@ -250,7 +252,7 @@ class _Regression(pl.LightningModule):
             self.validation = None if self.validation is None else self.validation.to(device)
 
     def train_dataloader(self) -> SlicedBatches:
-        return SlicedBatches(self.pairs, self.training_options.batch_size, self._order)
+        return SlicedBatches(self.pairs, self.training_options.batch_size, self._order, self.trainer.world_size)
 
     def val_dataloader(self) -> SlicedBatches | list[Any]:
         return [] if self.validation is None else SlicedBatches(self.validation, self.training_options.batch_size)
@@ -304,7 +306,7 @@ class _Regression(pl.LightningModule):
         )
         if options.schedule == "constant" and not options.warmup_steps:
             return optimizer
-        total = options.epochs * len(self.trainer.train_dataloader)  # type: ignore[arg-type] # our SlicedBatches
+        total = int(self.trainer.estimated_stepping_batches)  # counts devices and accumulated batches too
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, total, options))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

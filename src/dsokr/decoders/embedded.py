@@ -25,12 +25,18 @@ class EmbeddedOutputs:
     """Candidates for decoding: the outputs, their coordinates ψ̃(y) and k(y, y).
 
     With ``keep`` the coordinates are computed at the first use and held, n × p numbers; without, block by block each
-    time, so that memory does not grow with the number of outputs.
+    time, so that memory does not grow with the number of outputs. Who has them already passes ``coordinates``.
     """
 
-    def __init__(self, basis: SketchedBasis, outputs: Outputs, keep: bool = True):
+    def __init__(
+        self,
+        basis: SketchedBasis,
+        outputs: Outputs,
+        keep: bool = True,
+        coordinates: tuple[Tensor, Tensor] | None = None,  # (c, p), (c,)
+    ):
         self.basis, self.outputs, self.keep = basis, as_outputs(outputs, "candidates"), keep
-        self._held: tuple[Tensor, Tensor] | None = None
+        self._held = coordinates
 
     def __len__(self) -> int:
         return count(self.outputs)

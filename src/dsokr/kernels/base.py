@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import InputError, KernelError
-from dsokr.outputs import Outputs, blocks
+from dsokr.outputs import Outputs, blocks, count, take
 
 Evaluate = Callable[[Outputs], Tensor]
 
 ANCHOR_BLOCK = 4096  # anchors evaluated at once when a combination of many is asked for
+PAIR_BLOCK = 64  # side of the square blocks whose diagonal is used when values are needed pair by pair
 
 
 class Kernel(ABC):
@@ -53,6 +54,13 @@ class Kernel(ABC):
             return reduce(torch.Tensor.add_, pieces)
 
         return evaluate
+
+    def paired(self, a: Outputs, b: Outputs) -> Tensor:  # (n,)
+        """The values k(a_i, b_i), from small square blocks."""
+        if count(a) != count(b):
+            raise InputError(f"Pairs need as many outputs on both sides. Got {count(a)} and {count(b)}.")
+        pieces = [self(block, take(b, where)).diagonal() for where, block in blocks(a, PAIR_BLOCK)]
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.float64)
 
     def normalized(self) -> Kernel:
         """k(y, y') / √(k(y, y) k(y', y')), so that every output has length one."""

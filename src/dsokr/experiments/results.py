@@ -1,0 +1,84 @@
+"""Results of experiments: one JSON object a line, appended when it is known, never computed twice."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsokr.errors import InputError
+
+Row = dict[str, Any]
+
+MEASURED = ("metrics", "seconds", "hardware", "commit", "date")  # everything else in a row says what was asked
+
+
+class Results:
+    """The lines of one file. A row is identified by everything but what was measured.
+
+    >>> import tempfile, pathlib
+    >>> results = Results(pathlib.Path(tempfile.mkdtemp()) / "try.jsonl")
+    >>> results.record({"method": "dsokr", "seed": 0}, lambda: {"metrics": {"mse": 0.5}})["metrics"]
+    {'mse': 0.5}
+    >>> results.record({"method": "dsokr", "seed": 0}, lambda: 1 / 0)["metrics"]  # known already
+    {'mse': 0.5}
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.rows: list[Row] = read_rows(path) if path.exists() else []
+
+    def find(self, asked: Row) -> Row | None:
+        for row in self.rows:
+            if {key: value for key, value in row.items() if key not in MEASURED} == asked:
+                return row
+        return None
+
+    def record(self, asked: Row, measure: Callable[[], Row]) -> Row:
+        """The row for what is asked: as found in the file, or measured now and appended."""
+        row = self.find(asked)
+        if row is None:
+            row = asked | measure() | {"hardware": hardware(), "commit": commit(), "date": today()}
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            self.rows.append(row)
+        return row
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of a file of results. A last line cut short by an interruption is dropped."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise InputError(f"{path}, line {number}, is not JSON: {error}.") from error
+            path.write_text("".join(lines[:-1]), encoding="utf-8")
+    return rows
+
+
+def hardware() -> str:
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def commit() -> str:
+    """The commit of the source tree, or "unknown" outside one."""
+    answer = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() or "unknown"
+
+
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()

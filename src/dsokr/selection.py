@@ -1,0 +1,159 @@
+"""Choosing the sketch size: approximate leverage scores, *Perfect h*, and the smallest size that is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from dsokr.basis import Rule, SketchedBasis, SketchedSpan, sketch_span
+from dsokr.decoders import Candidates, EmbeddedOutputs
+from dsokr.errors import InputError, MissingExtraError
+from dsokr.kernels import Kernel
+from dsokr.outputs import Outputs, as_outputs, count, distinct, take
+from dsokr.sketches import Full, SketchSpec, approximate_leverage
+
+Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
+
+
+def leverage_scores(
+    kernel: Kernel,
+    ys: Outputs,
+    *,
+    generator: Generator,
+    regularization: float = 1e-4,
+    pilot: int | None = None,
+    probabilities: Tensor | None = None,
+) -> Tensor:  # (n,)
+    """Approximate ridge leverage scores of the outputs; see :func:`dsokr.sketches.approximate_leverage`.
+
+    Where the sorted scores level off is an upper bound for a sensible sketch size. It cannot exceed what the pilot
+    sample shows: with independent noise on the outputs, they level off right after the ``pilot`` outputs themselves.
+
+    >>> from dsokr import kernels
+    >>> ys = torch.eye(3, dtype=torch.float64)
+    >>> leverage_scores(kernels.Linear(), ys, regularization=1 / 3, pilot=3, generator=Generator())
+    tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
+    """
+    ys = as_outputs(ys)
+
+    def gram(a: Tensor, b: Tensor) -> Tensor:
+        return kernel(take(ys, a), take(ys, b))
+
+    return approximate_leverage(gram, count(ys), regularization, generator, pilot=pilot, probabilities=probabilities)
+
+
+@dataclass(frozen=True, eq=False)
+class SizeCurve:
+    """How well a perfectly trained network could do at every sketch size."""
+
+    sizes: tuple[int, ...]
+    values: Tensor  # (replicates, sizes)
+    larger_is_better: bool
+
+    def mean(self) -> Tensor:  # (sizes,)
+        return self.values.mean(dim=0)
+
+    def shortfall(self) -> Tensor:  # (sizes,)
+        """How far each size is from the best one, as a share of the distance between the best and the worst."""
+        loss = -self.mean() if self.larger_is_better else self.mean()
+        spread = loss.max() - loss.min()
+        return (loss - loss.min()) / spread if spread > 0 else torch.zeros_like(loss)
+
+
+def perfect_h(
+    kernel: Kernel,
+    ys: Outputs,
+    validation: Outputs,
+    sketch: SketchSpec,
+    sizes: Iterable[int],
+    *,
+    generator: Generator,
+    metric: Metric | None = None,
+    candidates: Outputs | None = None,
+    rule: Rule = "kernel",
+    replicates: int = 1,
+    device: torch.device | str = "cpu",
+) -> SizeCurve:
+    """*Perfect h*: put the true coordinates ψ̃(y) in the network's place, and see how well each sketch size does.
+
+    Without a metric the value is the mean of ‖h(x) − ψ(y)‖², the residual of the validation outputs. With a metric,
+    coordinates are decoded among ``candidates`` (default: the distinct training outputs) and the value is
+    ``metric(predicted, true)``. The sizes share one draw of the largest sketch, of which smaller ones take the first
+    rows, so that all kernel values are computed once: the whole curve costs little more than its last point.
+    ``sketch.size`` is ignored.
+    """
+    sizes = tuple(sorted(set(sizes)))
+    ys, validation = as_outputs(ys), as_outputs(validation, "validation")
+    if not sizes:
+        raise InputError("perfect_h needs at least one sketch size.")
+    if isinstance(sketch, Full):
+        raise InputError("Full has no size to choose. Use SubSample, Gaussian, Sparsified, Hadamard or LeverageSample.")
+    largest = replace(sketch, size=sizes[-1])  # type: ignore[type-var] # every specification but Full is a dataclass with a size
+    pool = as_outputs(take(ys, distinct(ys)) if candidates is None else candidates, "candidates") if metric else None
+    values = []
+    for _ in range(replicates):
+        span = sketch_span(kernel, ys, largest, generator=generator, device=device)
+        values.append(_curve(span, validation, sizes, metric, pool, rule))
+    return SizeCurve(sizes, torch.tensor(values, dtype=torch.float64), larger_is_better=metric is not None)
+
+
+def _curve(
+    span: SketchedSpan, validation: Outputs, sizes: tuple[int, ...], metric: Metric | None, pool: Outputs, rule: Rule
+) -> list[float]:
+    functions = span.evaluate(validation)
+    pool_functions = None if metric is None else span.evaluate(pool)
+    values = []
+    for m in sizes:
+        basis = span.basis(m)
+        z = functions[:, :m] @ basis.projection.T
+        if metric is None or pool_functions is None:
+            missed = basis.diag(validation) - torch.linalg.vecdot(z, z)
+            values.append(missed.clamp(min=0).mean().item())
+        else:
+            known = _embedded(basis, pool, pool_functions[:, :m] @ basis.projection.T)
+            predicted = Candidates(rule=rule).decode(basis, z, known).outputs
+            values.append(float(metric(predicted, validation)))
+    return values
+
+
+def _embedded(basis: SketchedBasis, pool: Outputs, embedding: Tensor) -> EmbeddedOutputs:
+    return EmbeddedOutputs(basis, pool, coordinates=(embedding, basis.diag(pool)))
+
+
+def choose_size(curve: SizeCurve, tolerance: float = 0.01) -> int:
+    """The smallest size whose mean value is within ``tolerance`` of the best, as a share of the best-to-worst range.
+
+    >>> choose_size(SizeCurve((10, 20, 40), torch.tensor([[5.0, 1.02, 1.0]]), larger_is_better=False))
+    20
+    """
+    if not 0 <= tolerance < 1:
+        raise InputError(f"tolerance must be in [0, 1). Got {tolerance}.")
+    good = curve.shortfall() <= tolerance
+    return curve.sizes[int(good.nonzero()[0])]
+
+
+def plot_sizes(curve: SizeCurve, chosen: int | None = None, label: str = "value", axes: Any = None) -> Any:
+    """Plot the curve, its spread over replicates and the chosen size; returns the matplotlib axes."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plots") from error
+    axes = plt.subplots(figsize=(5, 3.4), layout="constrained")[1] if axes is None else axes
+    mean = curve.mean()
+    axes.plot(curve.sizes, mean, marker="o", markersize=3)
+    axes.fill_between(curve.sizes, curve.values.amin(dim=0), curve.values.amax(dim=0), alpha=0.2)
+    if chosen is not None:
+        axes.axvline(chosen, color="grey", linestyle="--", linewidth=1)
+        axes.annotate(
+            f"m = {chosen}",
+            (chosen, 0.5),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 0),
+            textcoords="offset points",
+        )
+    axes.set(xlabel="sketch size m", ylabel=f"Perfect h: {label}")
+    return axes
