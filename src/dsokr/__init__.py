@@ -4,7 +4,6 @@ Names are imported when first used, so that ``import dsokr`` is instant and need
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from dsokr.training import Training
     from dsokr.types import Graph
 
-__version__ = version("dsokr")
+__version__ = "0.1.0"
 
 _HOMES = {
     "DSOKR": "estimator",

@@ -92,18 +92,19 @@ class SketchedBasis:
         Solves max ⟨f, Ĉ f⟩ over unit f in the span, one f after the other, with Ĉ the uncentred empirical covariance of
         ``ys``. The coordinates come out uncorrelated over ``ys``, in descending order of variance.
         """
-        dim = self.dim if dim is None else dim
-        if not 1 <= dim <= self.dim:
-            raise InputError(
-                f"A basis of dimension {self.dim} can be rotated to 1 to {self.dim} directions. Got {dim}."
-            )
         covariance = torch.zeros(self.dim, self.dim, dtype=torch.float64, device=self.device)
         for _, block in blocks(ys, BLOCK):
             z = self.embed(block)
             covariance.addmm_(z.T, z)
-        _, directions = torch.linalg.eigh(covariance)
-        leading = directions.flip(1)[:, :dim]
-        return SketchedBasis(self.kernel, self.anchors, self.weights, leading.T @ self.projection)
+        directions = torch.linalg.eigh(covariance).eigenvectors.flip(1)
+        rotated = SketchedBasis(self.kernel, self.anchors, self.weights, directions.T @ self.projection)
+        return rotated if dim is None else rotated.leading(dim)
+
+    def leading(self, dim: int) -> SketchedBasis:
+        """The first ``dim`` functions of the basis."""
+        if not 1 <= dim <= self.dim:
+            raise InputError(f"A basis of dimension {self.dim} has 1 to {self.dim} leading directions. Got {dim}.")
+        return SketchedBasis(self.kernel, self.anchors, self.weights, self.projection[:dim])
 
 
 def embedded_scores(z: Tensor, embedding: Tensor, diag: Tensor, rule: Rule) -> Tensor:  # (n, c)

@@ -50,6 +50,7 @@ class DSOKR(BaseEstimator):
     loss : a ``losses.Loss``, or any non-decreasing function of the squared distance in feature space.
     decoder : how coefficients become an output; by default the best of the distinct training outputs.
     training : epochs, batch size, learning rate, early stopping and so on.
+    dim : keep only the best ``dim`` directions of the sketch's span, by sketched kernel PCA; None keeps the whole span.
     random_state : seed of the sketch, the weights, the split and the batches.
     device : "auto", "cpu", "cuda" or "cuda:1".
 
@@ -76,6 +77,7 @@ class DSOKR(BaseEstimator):
         loss: Loss | Callable[[Tensor], Tensor] = Squared(),  # noqa: B008 # frozen, so sharing it is harmless
         decoder: Decoder = Candidates(),  # noqa: B008
         training: Training = Training(),  # noqa: B008
+        dim: int | None = None,
         random_state: Any = None,
         device: str = "auto",
     ):
@@ -85,6 +87,7 @@ class DSOKR(BaseEstimator):
         self.loss = loss
         self.decoder = decoder
         self.training = training
+        self.dim = dim
         self.random_state = random_state
         self.device = device
 
@@ -100,7 +103,8 @@ class DSOKR(BaseEstimator):
         generator, device, loss = Generator().manual_seed(seed), resolve_device(self.device), as_loss(self.loss)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
-        self.basis_ = sketch_basis(self.kernel, Y, self.sketch, generator=generator, device=device)
+        basis = sketch_basis(self.kernel, Y, self.sketch, generator=generator, device=device)
+        self.basis_ = basis if self.dim is None else basis.rotated(Y, self.dim)
         self.known_ = EmbeddedOutputs(self.basis_, self.decoder.known(take(Y, distinct(Y))))
 
         # 1.b The input network: regression of the coordinates.

@@ -4,6 +4,10 @@
 
 Outputs of 1,000 dimensions lie near a subspace of 50. Leverage scores and *Perfect h* should find that out from the
 outputs alone, and DSOKR should reach the network with 1,000 outputs as soon as the sketch is as large as the subspace.
+
+Beside the paper's two sketches there is a third curve: a sub-sample of 1,000 outputs, of whose span sketched kernel PCA
+keeps the best p directions. A sketch of m noisy outputs misses about rank · noise / (m − rank) of the signal, whatever
+is learnt; the rotated one does not.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from dsokr import sketches
-from dsokr.basis import SketchedSpan, sketch_span
+from dsokr.basis import SketchedBasis, sketch_basis, sketch_span
 from dsokr.data.synthetic import LeastSquares, LeastSquaresData
 from dsokr.experiments.results import Results, Row, read_rows
 from dsokr.kernels import Linear
@@ -28,10 +32,10 @@ from dsokr.networks import MLP
 from dsokr.selection import leverage_scores
 from dsokr.training import Pairs, Training, train
 
-SKETCHES: dict[str, Callable[[int], sketches.SketchSpec]] = {
-    "SubSample": sketches.SubSample,
-    "Gaussian": sketches.Gaussian,
-}
+Bases = Callable[[int], SketchedBasis]  # dimension -> basis
+
+ROTATED = "SubSample, rotated"
+SKETCHES = ("SubSample", "Gaussian", ROTATED)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Study:
     sizes: tuple[int, ...]
     replicates: int
     training: Training
+    rotated_from: int = 1000  # outputs in the sketch that is rotated
     regularization: float = 1e-4  # λ of the leverage scores; their pilot sample has √n outputs
 
 
@@ -56,6 +61,7 @@ QUICK = Study(
     task=LeastSquares(n_train=2_000, n_val=400, n_test=400, input_dim=100, output_dim=120, rank=10),
     sizes=(2, 5, 10, 15, 20, 40),
     replicates=2,
+    rotated_from=120,
     training=replace(FULL.training, learning_rate=0.05, batch_size=64),
 )
 
@@ -81,13 +87,14 @@ def _replicate(
     trained = asked | {"training": training}
     row = models.record(trained | {"method": "nn", "seed": seed}, partial(_nn, study, data, seed))
     say(f"replicate {seed}: NN, {_summary(row)}")
-    for name, sketch in SKETCHES.items():
-        span = cache(partial(_span, study, data, sketch, seed))  # a finished replicate never draws its sketch again
-        for m in study.sizes:
-            which = {"kernel": "Linear()", "sketch": name, "m": m, "seed": seed}
-            perfect.record(asked | {"method": "perfect_h"} | which, partial(_perfect, span, m, data))
-            row = models.record(trained | {"method": "dsokr"} | which, partial(_dsokr, study, span, m, data, seed))
-            say(f"replicate {seed}: {name}, m = {m}, {_summary(row)}")
+    for name in SKETCHES:
+        bases = cache(partial(_bases, study, data, name, seed))  # a finished replicate never draws its sketch again
+        for p in study.sizes:
+            m = study.rotated_from if name == ROTATED else p
+            which = {"kernel": "Linear()", "sketch": name, "m": m, "p": p, "seed": seed}
+            perfect.record(asked | {"method": "perfect_h"} | which, partial(_perfect, bases, p, data))
+            row = models.record(trained | {"method": "dsokr"} | which, partial(_dsokr, study, bases, p, data, seed))
+            say(f"replicate {seed}: {name}, p = {p}, {_summary(row)}")
 
 
 def _summary(row: Row) -> str:
@@ -101,23 +108,25 @@ def _leverage(study: Study, Y: Tensor) -> Row:
     return {"metrics": {"scores": top.tolist()}, "seconds": {"total": time.perf_counter() - start}}
 
 
-def _span(
-    study: Study, data: LeastSquaresData, sketch: Callable[[int], sketches.SketchSpec], seed: int
-) -> SketchedSpan:
-    """The largest sketch of this replicate; smaller ones are its first rows."""
+def _bases(study: Study, data: LeastSquaresData, name: str, seed: int) -> Bases:
+    """The basis of every dimension for this replicate's draw: smaller sketches are the first rows of the largest."""
     Y, generator = data.train[1], Generator().manual_seed(1000 + seed)
-    return sketch_span(Linear(), Y, sketch(max(study.sizes)), generator=generator, device=Y.device)
+    if name == ROTATED:
+        sketch = sketches.SubSample(study.rotated_from)
+        return sketch_basis(Linear(), Y, sketch, generator=generator, device=Y.device).rotated(Y).leading
+    kind = {"SubSample": sketches.SubSample, "Gaussian": sketches.Gaussian}[name]
+    return sketch_span(Linear(), Y, kind(max(study.sizes)), generator=generator, device=Y.device).basis
 
 
-def _perfect(span: Callable[[], SketchedSpan], m: int, data: LeastSquaresData) -> Row:
+def _perfect(bases: Callable[[], Bases], p: int, data: LeastSquaresData) -> Row:
     """The MSE of h with the true coordinates: what the basis misses of the validation outputs."""
     Y = data.val[1]
-    return {"metrics": {"mse": span().basis(m).residual(Y).mean().item() / Y.shape[1]}}
+    return {"metrics": {"mse": bases()(p).residual(Y).mean().item() / Y.shape[1]}}
 
 
-def _dsokr(study: Study, span: Callable[[], SketchedSpan], m: int, data: LeastSquaresData, seed: int) -> Row:
+def _dsokr(study: Study, bases: Callable[[], Bases], p: int, data: LeastSquaresData, seed: int) -> Row:
     start = time.perf_counter()
-    basis = span().basis(m)
+    basis = bases()(p)
     pairs, val = (_pairs(X, *basis.embed_with_residual(Y)) for X, Y in (data.train, data.val))
     network, epoch = _perceptron(pairs, val, study, seed)
     X, Y = data.test
@@ -169,11 +178,11 @@ def figure(folder: Path, image: Path) -> Path:
     fig, (left, centre, right) = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     left.plot(range(1, len(leverage[0]["metrics"]["scores"]) + 1), leverage[0]["metrics"]["scores"])
     left.set(title="leverage scores", xlabel="rank", ylabel="approximate leverage score", yscale="log")
-    for name, marker in zip(SKETCHES, "o^", strict=True):
+    for name, marker in zip(SKETCHES, "o^s", strict=True):
         _curve(centre, [row for row in perfect if row["sketch"] == name], name, marker)
         _curve(right, [row for row in models if row.get("sketch") == name], name, marker, minus=nn_mse)
-    centre.set(title="Perfect h", xlabel="sketch size m", ylabel="validation MSE", yscale="log")
-    right.set(title="DSOKR − NN", xlabel="sketch size m", ylabel="difference of test MSE")
+    centre.set(title="Perfect h", xlabel="dimension p (= m unless rotated)", ylabel="validation MSE", yscale="log")
+    right.set(title="DSOKR − NN", xlabel="dimension p (= m unless rotated)", ylabel="difference of test MSE")
     right.set_yscale("symlog", linthresh=nn_mse / 100)
     right.axhline(0, color="grey", linewidth=0.8)
     for axes in (centre, right):
@@ -190,22 +199,22 @@ def _mean(rows: list[Row]) -> float:
 
 
 def _curve(axes: Any, rows: list[Row], name: str, marker: str, minus: float = 0.0) -> None:
-    sizes = sorted({row["m"] for row in rows})
-    values = [torch.tensor([row["metrics"]["mse"] - minus for row in rows if row["m"] == m]) for m in sizes]
-    axes.plot(sizes, [v.mean() for v in values], marker=marker, markersize=3, label=name)
-    axes.fill_between(sizes, [v.min() for v in values], [v.max() for v in values], alpha=0.2)
+    dims = sorted({row["p"] for row in rows})
+    values = [torch.tensor([row["metrics"]["mse"] - minus for row in rows if row["p"] == p]) for p in dims]
+    axes.plot(dims, [v.mean() for v in values], marker=marker, markersize=3, label=name)
+    axes.fill_between(dims, [v.min() for v in values], [v.max() for v in values], alpha=0.2)
 
 
 def table(folder: Path) -> list[Row]:
-    """One row per size: mean test MSE of DSOKR by sketch, its excess over the NN, and the number of parameters."""
+    """One row per sketch and dimension: mean test MSE of DSOKR, its excess over the NN, the number of parameters."""
     models, perfect = read_rows(folder / "models.jsonl"), read_rows(folder / "perfect_h.jsonl")
     nn_rows = [row for row in models if row["method"] == "nn"]
     rows: list[Row] = [{"model": "NN", "parameters": nn_rows[0]["metrics"]["parameters"], "mse": _mean(nn_rows)}]
     for name in SKETCHES:
         mine = [row for row in models if row.get("sketch") == name]
-        for m in sorted({row["m"] for row in mine}):
-            at = [row for row in mine if row["m"] == m]
-            perfect_at = [row for row in perfect if row["sketch"] == name and row["m"] == m]
-            row = {"model": f"DSOKR, {name}", "m": m, "parameters": at[0]["metrics"]["parameters"], "mse": _mean(at)}
+        for p in sorted({row["p"] for row in mine}):
+            at = [row for row in mine if row["p"] == p]
+            perfect_at = [row for row in perfect if row["sketch"] == name and row["p"] == p]
+            row = {"model": f"DSOKR, {name}", "p": p, "parameters": at[0]["metrics"]["parameters"], "mse": _mean(at)}
             rows.append(row | {"excess": row["mse"] / rows[0]["mse"] - 1, "perfect_h": _mean(perfect_at)})
     return rows

@@ -32,4 +32,6 @@ def prepared(network: nn.Module, xs: Any) -> Tensor:
         kind = type(xs[0]).__name__ if len(xs) else "nothing"
         name = type(network).__name__
         raise InputError(f"{name} takes arrays or tensors and has no prepare(xs). Got a list of {kind}.")
-    return torch.as_tensor(xs).to(torch.float32)
+    if isinstance(xs, Tensor):
+        return xs.to(torch.float32)
+    return torch.from_numpy(np.require(xs, np.float32, "W"))  # read-only memory is copied: no tensor may hold it

@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from dsokr import kernels, metrics, sketches
+from dsokr.basis import RULES, sketch_basis
+from dsokr.decoders import Candidates, EmbeddedOutputs
+from dsokr.errors import InputError
+from dsokr.outputs import distinct
+from implementations import DECODERS, Case, names, vectors
+
+
+@pytest.fixture
+def basis(generator):
+    return sketch_basis(kernels.Polynomial(2), vectors(200), sketches.SubSample(12), generator=generator)
+
+
+@pytest.mark.parametrize("case", DECODERS, ids=names)
+def test_returns_the_best_candidate_and_its_score(case: Case, basis, generator):
+    ys = case.outputs(50)
+    z = torch.randn(7, basis.dim, generator=generator)
+    decoded = case.made.decode(basis, z, EmbeddedOutputs(basis, ys))
+    scores = basis.score(z, ys, case.made.rule)
+    torch.testing.assert_close(decoded.scores, scores.max(dim=1).values)
+    assert torch.equal(decoded.outputs, ys[scores.argmax(dim=1)])
+
+
+@pytest.mark.parametrize("case", DECODERS, ids=names)
+def test_finds_the_output_whose_coordinates_it_gets(case: Case, basis):
+    """Coordinates of an output are decoded to that output by the rules that compare within the span."""
+    ys = vectors(200)
+    decoded = case.made.decode(basis, basis.embed(ys), EmbeddedOutputs(basis, ys))
+    if case.made.rule == "projected":
+        assert torch.equal(decoded.outputs, ys)
+    else:
+        assert (decoded.scores >= basis.score(basis.embed(ys), ys, case.made.rule).diagonal() - 1e-9).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "streamed"])
+def test_top_k_is_exact_whatever_the_blocks(rule, keep, basis, generator, monkeypatch):
+    ys = vectors(333)
+    z = torch.randn(45, basis.dim, generator=generator, dtype=torch.float64)
+    expected = basis.score(z, ys, rule).topk(10)
+    monkeypatch.setattr("dsokr.decoders.embedded.BLOCK", 17)
+    monkeypatch.setattr("dsokr.decoders.embedded.QUERY_BLOCK", 4)
+    ranking = EmbeddedOutputs(basis, ys, keep=keep).top(z, 10, rule)
+    torch.testing.assert_close(ranking.scores, expected.values)
+    assert torch.equal(ranking.indices, expected.indices)
+
+
+def test_more_than_there_are(basis):
+    ys = vectors(3)
+    assert EmbeddedOutputs(basis, ys).top(basis.embed(ys), 10, "kernel").indices.shape == (3, 3)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_queries_times_candidates(basis, generator):
+    """4,000 queries against 100,000 candidates would be 3.2 GB of scores; a block of them is 33 MB."""
+    import resource
+
+    ys = torch.randn(100_000, 4, generator=generator, dtype=torch.float64)
+    z = torch.randn(4_000, basis.dim, generator=generator)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    EmbeddedOutputs(basis, ys, keep=False).top(z, 10, "kernel")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 400_000  # KiB
+
+
+def test_open_rule_must_be_settled(basis):
+    with pytest.raises(InputError, match="settled by fit"):
+        Candidates().decode(basis, torch.zeros(1, basis.dim), EmbeddedOutputs(basis, vectors(3)))
+
+
+@pytest.mark.parametrize(
+    ("ys", "expected"),
+    [
+        (torch.tensor([[1.0, 2.0], [0.0, -0.0], [1.0, 2.0], [0.0, 0.0]]), [0, 1]),
+        ([[1, 2], [1, 2], [3, 4]], [0, 2]),
+        (["b", "a", "b"], [0, 1]),
+        ([(1, 2), (1, 2)], [0]),
+    ],
+)
+def test_distinct(ys, expected):
+    assert distinct(ys).tolist() == expected
+
+
+def test_ranks_count_ties_half():
+    scores = torch.tensor([[-1.0, -2.0, -1.0, -1.0], [0.0, 0.0, 0.0, 0.0], [4.0, 3.0, 2.0, 1.0]])
+    assert metrics.ranks(scores, torch.tensor([0, 1, 3])).tolist() == [2.0, 2.5, 4.0]
+    summary = metrics.retrieval(scores, torch.tensor([0, 1, 3]))
+    assert summary["mrr"] == pytest.approx((1 / 2 + 1 / 2.5 + 1 / 4) / 3)
+    assert summary["hits@1"] == 0.0 and summary["hits@10"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: metrics.ranks(torch.zeros(3), torch.zeros(3)), "take scores"),
+        (lambda: metrics.ranks(torch.tensor([[0.0], [torch.nan]]), torch.zeros(2)), "NaN in row 1"),
+        (lambda: metrics.f1([[1, 0]], [[1]]), "two \\(n, d\\) matrices"),
+    ],
+)
+def test_metrics_refuse(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

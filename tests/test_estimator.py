@@ -1,0 +1,273 @@
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import r2_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+from dsokr import DSOKR, Training, kernels, losses, metrics, networks, sketches
+from dsokr.decoders import Candidates
+from dsokr.errors import InputError
+from dsokr.kernels import Kernel
+
+QUICK = Training(epochs=40, batch_size=32, learning_rate=0.02)
+
+
+def model(**changes) -> DSOKR:
+    parts = {
+        "kernel": kernels.Tanimoto(),
+        "sketch": sketches.SubSample(30),
+        "network": networks.MLP((32,)),
+        "training": QUICK,
+        "random_state": 0,
+        "device": "cpu",
+    }
+    return DSOKR(**(parts | changes))
+
+
+def label_sets(n: int = 240, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    X = np.random.default_rng(seed).normal(size=(n, 5))
+    return X, (X[:, :3] > 0).astype(np.int64)
+
+
+EXPECTED_TO_FAIL = {
+    "check_parameters_default_constructible": "defaults are frozen dataclasses, scikit-learn wants scalars",
+    "check_n_features_in_after_fitting": "calls score(X, y=...), outputs are Y here; checked below instead",
+}
+
+
+@parametrize_with_checks(
+    [model(kernel=kernels.Gaussian(0.1), sketch=sketches.SubSample(5), training=Training(epochs=3))],
+    expected_failed_checks=lambda _: EXPECTED_TO_FAIL,
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+def test_learns_and_scores(device):
+    X, Y = label_sets()
+    fitted = model(device=device).fit(X[:200], Y[:200])
+    assert metrics.f1(fitted.predict(X[200:]), Y[200:]) > 0.9
+    assert fitted.score(X[200:], Y[200:]) > 0.8
+
+
+def test_score_is_r2_for_the_linear_kernel():
+    X, Y = label_sets()
+    fitted = model(kernel=kernels.Linear(), sketch=sketches.SubSample(20)).fit(X[:200], Y[:200])
+    expected = r2_score(Y[200:], fitted.predict(X[200:]), multioutput="variance_weighted")
+    assert fitted.score(X[200:], Y[200:]) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("form", [np.asarray, torch.as_tensor, np.ndarray.tolist, sp.csr_matrix, sp.csr_array])
+def test_gives_outputs_back_in_the_form_it_got_them(form):
+    X, Y = label_sets(60)
+    fitted = model(training=Training(epochs=2)).fit(X, form(Y))
+    predicted = fitted.predict(X[:4])
+    assert type(predicted) is type(form(Y))
+    assert getattr(predicted, "dtype", None) == getattr(form(Y), "dtype", None)
+    expected = model(training=Training(epochs=2)).fit(X, Y).predict(X[:4])
+    dense = predicted.toarray() if sp.issparse(predicted) else np.asarray(predicted)
+    np.testing.assert_array_equal(dense, expected)
+
+
+@pytest.mark.parametrize("form", [np.asarray, torch.as_tensor, np.ndarray.tolist])
+def test_takes_inputs_in_any_form(form):
+    X, Y = label_sets(60)
+    expected = model(training=Training(epochs=2)).fit(X, Y).coefficients(X)
+    fitted = model(training=Training(epochs=2)).fit(form(X), Y)
+    torch.testing.assert_close(fitted.coefficients(form(X)), expected)
+
+
+class Characters(nn.Module):
+    """A network that prepares raw strings itself."""
+
+    def __init__(self, p: int):
+        super().__init__()
+        self.embed, self.out = nn.EmbeddingBag(128, 16), nn.Linear(16, p)
+
+    def prepare(self, xs: list[str]) -> torch.Tensor:
+        return torch.tensor([[ord(c) for c in x[:8].ljust(8)] for x in xs])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(self.embed(tokens))
+
+
+class SharedLetters(Kernel):
+    """A kernel of a user's own, on strings, with nothing but the two required methods."""
+
+    def __call__(self, a, b):
+        return torch.tensor([[float(len(set(x) & set(y))) for y in b] for x in a], dtype=torch.float64)
+
+    def diag(self, a):
+        return torch.tensor([float(len(set(x))) for x in a], dtype=torch.float64)
+
+
+def test_raw_inputs_any_network_any_kernel():
+    words = ["abc", "abd", "bcd", "xyz", "xyw", "yzw"] * 10
+    fitted = model(kernel=SharedLetters(), sketch=sketches.SubSample(20), network=Characters).fit(words, words)
+    assert fitted.predict(["abc", "xyw"]) == ["abc", "xyw"]
+
+
+def test_images():
+    images = np.random.default_rng(0).normal(size=(50, 8, 8)).astype(np.float32)
+    Y = (images[:, :4].mean(axis=(1, 2)) > 0).astype(int)[:, None] * np.ones((1, 3), int)
+    fitted = model(network=networks.CNN((4,), hidden=8), sketch=sketches.SubSample(2), training=Training(epochs=2))
+    assert fitted.fit(images, Y).predict(images).shape == (50, 3)
+
+
+def test_validation_chooses_the_rule_and_the_paper_is_a_word_away():
+    X, Y = label_sets()
+    chosen = model().fit(X[:200], Y[:200], validation=(X[200:], Y[200:]))
+    scores = {}
+    for rule in ("kernel", "projected", "cosine"):
+        fixed = model(decoder=Candidates(rule)).fit(X[:200], Y[:200], validation=(X[200:], Y[200:]))
+        assert fixed.decoder_.rule == rule
+        distance = 2 - 2 * kernels.Tanimoto().paired(fixed.predict(X[200:]), Y[200:])
+        scores[rule] = -distance.mean().item()
+    assert scores[chosen.decoder_.rule] == max(scores.values())
+    unvalidated = model(training=Training(epochs=1, validation_fraction=0.0)).fit(X, Y)
+    assert unvalidated.decoder_.rule == "kernel"
+
+
+def test_early_stopping_on_a_task_metric_after_decoding():
+    X, Y = label_sets()
+    options = Training(epochs=12, batch_size=32, learning_rate=0.02, monitor=metrics.f1)
+    fitted = model(training=options).fit(X[:200], Y[:200], validation=(X[200:], Y[200:]))
+    assert max(fitted.history_["val_score"]) == pytest.approx(metrics.f1(fitted.predict(X[200:]), Y[200:]))
+
+
+def test_scores_and_rank_agree(device):
+    X, Y = label_sets()
+    fitted = model(device=device).fit(X, Y)
+    candidates = np.unique(Y, axis=0)
+    scores, ranking = fitted.scores(X[:9], candidates), fitted.rank(X[:9], candidates, k=3)
+    torch.testing.assert_close(ranking.scores, scores.topk(3).values)
+    torch.testing.assert_close(scores.gather(1, ranking.indices), ranking.scores)
+    best = candidates[ranking.indices[:, 0].cpu()]
+    np.testing.assert_array_equal(best, fitted.predict(X[:9]))
+    assert fitted.rank(X[:2], k=50).indices.shape == (2, len(candidates))
+
+
+def test_candidates_of_ones_own():
+    X, Y = label_sets()
+    allowed = np.array([[1, 0, 0], [0, 1, 1]])
+    fitted = model(decoder=Candidates(outputs=allowed)).fit(X, Y)
+    assert {tuple(row) for row in fitted.predict(X)} == {(1, 0, 0), (0, 1, 1)}
+
+
+def test_rotated_to_few_dimensions():
+    X, Y = label_sets()
+    fitted = model(dim=6).fit(X, Y)
+    assert fitted.basis_.dim == fitted.coefficients(X).shape[1] == 6
+    assert fitted.score(X, Y) > 0.8
+
+
+@pytest.mark.parametrize("loss", [losses.Huber(0.5), losses.EpsilonInsensitive(0.1), torch.log1p])
+def test_losses(loss):
+    X, Y = label_sets()
+    assert model(loss=loss).fit(X, Y).score(X, Y) > 0.6
+
+
+def test_seeds():
+    X, Y = label_sets(60)
+    a, b, c = (model(training=Training(epochs=2), random_state=s).fit(X, Y).coefficients(X) for s in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert a.shape != c.shape or not torch.allclose(a, c)
+
+
+def test_pipeline_grid_search_and_clone():
+    X, Y = label_sets(90)
+    pipeline = make_pipeline(StandardScaler(), model(training=Training(epochs=5)))
+    assert pipeline.fit(X, Y).predict(X).shape == Y.shape
+    assert np.isfinite(cross_val_score(pipeline, X, Y, cv=3)).all()
+    grid = {"kernel": [kernels.Tanimoto(), kernels.Linear()], "sketch": [sketches.SubSample(4), sketches.Gaussian(4)]}
+    search = GridSearchCV(model(training=Training(epochs=3)), grid, cv=2).fit(X, Y)
+    assert search.best_params_["kernel"] in grid["kernel"]
+    assert search.predict(X).shape == Y.shape
+    assert clone(search.best_estimator_).get_params()["kernel"] == search.best_params_["kernel"]
+
+
+def test_copies_predict_the_same():
+    X, Y = label_sets(60)
+    fitted = model(training=Training(epochs=2)).fit(X, Y)
+    for other in (copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))):
+        np.testing.assert_array_equal(other.predict(X), fitted.predict(X))
+
+
+def test_held_out_pairs_still_count_as_candidates():
+    X, Y = label_sets(40)
+    fitted = model(training=Training(epochs=1, validation_fraction=0.5), sketch=sketches.SubSample(3)).fit(X, Y)
+    assert len(fitted.known_) == len(np.unique(Y, axis=0))
+
+
+X, Y = label_sets(40)
+NAN = X.copy()
+NAN[3, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("changes", "data", "message"),
+    [
+        ({"sketch": sketches.SubSample(41)}, (X, Y), "size=41 and n=40"),
+        ({"sketch": sketches.SubSample(0)}, (X, Y), "size must be at least 1"),
+        ({}, (X, Y[:0]), "Y is empty"),
+        ({}, (NAN, Y), "X contains NaN"),
+        ({}, (torch.as_tensor(NAN), Y), "X must be finite"),
+        ({"kernel": kernels.Linear()}, (X, np.where(Y > 0, np.inf, 0.0)), "Y must be finite. Got NaN or inf in row"),
+        ({}, (X[:39], Y), "Got 39 inputs and 40 outputs"),
+        ({}, (X[:1], Y[:1]), "At least two pairs"),
+        ({}, (sp.csr_array(X), Y), "Sparse X is not supported"),
+        ({}, (["text"] * 40, Y), "has no prepare"),
+        ({"device": "quantum"}, (X, Y), "Unknown device 'quantum'"),
+        ({"device": "cuda:99"}, (X, Y), "not available"),
+        ({"device": "meta"}, (X, Y), "not supported"),
+        ({"network": lambda p: nn.Flatten()}, (X, Y), r"must map 2 inputs to shape \(2, p=8\). Got \(2, 5\)"),
+        ({"loss": torch.neg}, (X, Y), "must not decrease"),
+        ({"training": Training(monitor=metrics.f1, validation_fraction=0.0)}, (X, Y), "monitor needs validation pairs"),
+        ({"decoder": Candidates(outputs=[])}, (X, Y), "candidates is empty"),
+        ({"dim": 9}, (X, Y), "leading directions. Got 9"),
+    ],
+)
+def test_refuses(changes, data, message):
+    with pytest.raises(InputError if "X contains" not in message else ValueError, match=message):
+        model(**changes).fit(*data)
+
+
+def test_refuses_mismatched_validation():
+    with pytest.raises(InputError, match="validation X and Y must have as many rows. Got 5 inputs and 6 outputs"):
+        model().fit(X, Y, validation=(X[:5], Y[:6]))
+
+
+def test_unknown_rule():
+    with pytest.raises(InputError, match="must be one of 'kernel', 'projected', 'cosine'. Got 'best'"):
+        Candidates("best")
+
+
+@pytest.mark.parametrize("method", ["predict", "coefficients", "scores", "rank"])
+def test_unfitted(method):
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        getattr(model(), method)(X)
+
+
+def test_wrong_width_and_empty_candidates_at_prediction():
+    fitted = model(training=Training(epochs=1)).fit(X, Y)
+    with pytest.raises(ValueError, match="X has 4 features, but DSOKR is expecting 5"):
+        fitted.predict(X[:, :4])
+    with pytest.raises(InputError, match="candidates is empty"):
+        fitted.rank(X, candidates=Y[:0])
+    with pytest.raises(InputError, match="k must be at least 1"):
+        fitted.rank(X, k=0)
+    with pytest.raises(InputError, match="vectors of one length. Got 2 and 3"):
+        fitted.rank(X, candidates=Y[:, :2])
+    with pytest.raises(ValueError, match="X has 4 features"):
+        fitted.score(X[:, :4], Y)

@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from sklearn.metrics import pairwise
+
+from dsokr import kernels
+from dsokr.errors import InputError, KernelError
+from dsokr.outputs import take
+from dsokr.testing import check_kernel
+from implementations import KERNELS, Case, bits, counts, names, vectors
+
+PEERS = [
+    (kernels.Linear(), pairwise.linear_kernel),
+    (kernels.Cosine(), pairwise.cosine_similarity),
+    (kernels.Gaussian(0.3), lambda a, b: pairwise.rbf_kernel(a, b, gamma=0.3)),
+    (kernels.Laplacian(0.3), lambda a, b: pairwise.laplacian_kernel(a, b, gamma=0.3)),
+    (kernels.Polynomial(3, 0.5), lambda a, b: pairwise.polynomial_kernel(a, b, degree=3, gamma=1.0, coef0=0.5)),
+]
+
+
+@pytest.mark.parametrize("case", KERNELS, ids=names)
+def test_conforms(case: Case):
+    check_kernel(case.made, case.outputs(30))
+
+
+@pytest.mark.parametrize(("kernel", "peer"), PEERS, ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "form", [np.asarray, torch.as_tensor, np.ndarray.tolist, sp.csr_array], ids=["numpy", "torch", "list", "sparse"]
+)
+def test_agrees_with_scikit_learn(kernel, peer, form):
+    a, b = vectors(25).numpy(), vectors(13).numpy()
+    np.testing.assert_allclose(kernel(form(a), form(b)).numpy(), peer(a, b), rtol=1e-10, atol=1e-10)
+
+
+def test_tanimoto_of_bits_agrees_with_scikit_learn():
+    a, b = bits(25), bits(13)
+    expected = 1 - pairwise.pairwise_distances(a.astype(bool), b.astype(bool), metric="jaccard")
+    np.testing.assert_allclose(kernels.Tanimoto()(a, b).numpy(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array, sp.csc_matrix], ids=["dense", "csr", "csc"])
+def test_tanimoto_of_counts_is_minimum_over_maximum(form):
+    a, b = counts(25), counts(13)
+    lower, upper = (f(a[:, None], b[None]).sum(-1) for f in (np.minimum, np.maximum))
+    np.testing.assert_allclose(kernels.Tanimoto()(form(a), form(b)).numpy(), lower / upper, atol=1e-12)
+
+
+def test_tanimoto_of_real_vectors_is_minimum_over_maximum():
+    a, b = np.abs(vectors(6).numpy()), np.abs(vectors(5).numpy())
+    lower, upper = (f(a[:, None], b[None]).sum(-1) for f in (np.minimum, np.maximum))
+    np.testing.assert_allclose(kernels.Tanimoto()(a, b).numpy(), lower / upper, atol=1e-12)
+
+
+def test_tanimoto_of_empty_sets():
+    k = kernels.Tanimoto()([[0, 0], [1, 0]], [[0, 0], [1, 1]])
+    assert k.tolist() == [[1.0, 0.0], [0.0, 0.5]]
+
+
+@pytest.mark.parametrize("case", KERNELS, ids=names)
+def test_combinations_of_anchors(case: Case, generator):
+    """Kernel.against(anchors, weights) is the weighted sum of kernel values, however a kernel computes it."""
+    ys, anchors = case.outputs(20), case.outputs(9)
+    weights = torch.randn(3, 9, generator=generator, dtype=torch.float64)
+    expected = case.made(ys, anchors) @ weights.T
+    torch.testing.assert_close(case.made.against(anchors, weights)(ys), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_combinations_of_many_anchors_go_block_by_block(monkeypatch, generator):
+    monkeypatch.setattr("dsokr.kernels.base.ANCHOR_BLOCK", 4)
+    ys, anchors, weights = vectors(5), vectors(11), torch.randn(2, 11, generator=generator, dtype=torch.float64)
+    kernel = kernels.Gaussian(0.2)
+    torch.testing.assert_close(kernel.against(anchors, weights)(ys), kernel(ys, anchors) @ weights.T)
+
+
+@pytest.mark.parametrize("case", KERNELS, ids=names)
+def test_paired_is_the_diagonal_of_the_gram_matrix(case: Case):
+    a = case.outputs(70)
+    b = take(a, torch.arange(69, -1, -1))
+    torch.testing.assert_close(case.made.paired(a, b), case.made(a, b).diagonal())
+
+
+def test_algebra():
+    k1, k2, y = kernels.Linear(), kernels.Gaussian(0.5), vectors(6)
+    torch.testing.assert_close((k1 + k2)(y, y), k1(y, y) + k2(y, y))
+    torch.testing.assert_close((k1 * k2)(y, y), k1(y, y) * k2(y, y))
+    torch.testing.assert_close((0.3 * k1)(y, y), 0.3 * k1(y, y))
+    assert k1 + k2 + k1 == kernels.Sum((k1, k2, k1))
+    assert hash(k1 * 2.0) == hash(2.0 * k1)
+    torch.testing.assert_close(k1.normalized()(y, y), kernels.Cosine()(y, y))
+
+
+def test_normalisation_names_the_output_it_fails_on():
+    with pytest.raises(KernelError, match=r"Linear\(\) cannot be normalised at index 2.*Got 0"):
+        kernels.Linear().normalized()([[1.0], [2.0], [0.0]], [[1.0]])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: kernels.Gaussian(0.0), "gamma must be positive"),
+        (lambda: kernels.Laplacian(-1.0), "gamma must be positive"),
+        (lambda: kernels.Polynomial(0), "degree must be a positive integer"),
+        (lambda: kernels.Polynomial(2, -1.0), "offset must not be negative"),
+        (lambda: -1.0 * kernels.Linear(), "scaled by a positive number"),
+        (lambda: kernels.Linear()([[1.0, 2.0]], [[1.0]]), "vectors of one length"),
+        (lambda: kernels.Linear()(["a"], ["b"]), "outputs of type str"),
+        (lambda: kernels.Tanimoto()([[-1.0]], [[1.0]]), "must not be negative"),
+        (lambda: kernels.Tanimoto()(sp.csr_array([[0.5]]), sp.csr_array([[1.5]])), "integer counts"),
+    ],
+)
+def test_refuses(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

@@ -1,0 +1,272 @@
+import csv
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+
+from dsokr.errors import InputError, TrainingError
+from dsokr.losses import Huber, Squared
+from dsokr.networks import CNN, MLP
+from dsokr.training import Pairs, SlicedBatches, Training, train
+
+CPU = torch.device("cpu")
+
+
+def linear_task(n: int = 400, noise: float = 0.0) -> tuple[Pairs, Pairs]:
+    g = torch.Generator().manual_seed(0)
+    X, W = torch.randn(n, 6, generator=g), torch.randn(6, 3, generator=g)
+    Y = X @ W + noise * torch.randn(n, 3, generator=g)
+    pairs = Pairs(X, Y, torch.zeros(n))
+    return Pairs(*pairs.rows(slice(100, n))), Pairs(*pairs.rows(slice(100)))
+
+
+def network(hidden: tuple[int, ...] = ()) -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        made = MLP(hidden)(3)
+        made(torch.zeros(1, 6))
+    return made
+
+
+QUICK = Training(epochs=60, batch_size=32, learning_rate=0.02, patience=None)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("loss", [Squared(), Huber(0.5)])
+def test_learns(optimizer, loss):
+    pairs, val = linear_task()
+    history = train(
+        network(), pairs, val, loss, Training(**{**vars(QUICK), "optimizer": optimizer}), seed=0, device=CPU
+    )
+    assert history["val_loss"][-1] < 1e-3 < history["val_loss"][0]
+
+
+def test_same_seed_same_weights():
+    pairs, val = linear_task()
+    runs = []
+    for seed in (1, 1, 2):
+        net = network((8,))
+        train(net, pairs, val, Squared(), Training(epochs=3, batch_size=32), seed=seed, device=CPU)
+        runs.append(net[-1].weight.detach().clone())
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_keeps_the_best_epoch_not_the_last():
+    """Few noisy pairs and a wide network overfit: the weights kept are those of the best validation loss."""
+    pairs, val = linear_task(130, noise=2.0)
+    net = network((256,))
+    history = train(
+        net, pairs, val, Squared(), Training(epochs=60, learning_rate=0.01, patience=None), seed=0, device=CPU
+    )
+    assert history.best_epoch == 1 + min(range(60), key=history["val_loss"].__getitem__) < 60
+    kept = Squared().mean(net(val.inputs), val.targets, val.residuals).item()
+    assert kept == pytest.approx(min(history["val_loss"]), rel=1e-5)
+
+
+def test_stops_early():
+    pairs, val = linear_task(130, noise=2.0)
+    history = train(
+        network((256,)), pairs, val, Squared(), Training(epochs=500, learning_rate=0.01, patience=3), seed=0, device=CPU
+    )
+    assert len(history.rows) == history.best_epoch + 3
+
+
+def test_task_metric_decides():
+    """With a score to watch, the epoch with the largest score is kept, whatever the loss says."""
+    pairs, val = linear_task()
+    scores = iter([0.1, 0.9, 0.3, 0.2])
+    history = train(
+        network(),
+        pairs,
+        val,
+        Squared(),
+        Training(epochs=4, patience=None),
+        seed=0,
+        device=CPU,
+        evaluate=lambda z: next(scores),
+    )
+    assert history.best_epoch == 2
+    assert history["val_score"] == pytest.approx([0.1, 0.9, 0.3, 0.2])
+
+
+def test_without_validation_the_last_epoch_counts():
+    pairs, _ = linear_task()
+    assert train(network(), pairs, None, Squared(), Training(epochs=4), seed=0, device=CPU).best_epoch == 4
+
+
+def test_validation_every_few_epochs():
+    pairs, val = linear_task()
+    history = train(
+        network(), pairs, val, Squared(), Training(epochs=7, check_every=3, patience=None), seed=0, device=CPU
+    )
+    assert [row["epoch"] for row in history.rows if "val_loss" in row] == [3, 6]
+    assert history.best_epoch == 6
+
+
+def test_linear_schedule_sees_every_step():
+    """Warm-up from 0 to the full rate, then down to 0 at the very last step: the scheduler is told all the steps."""
+    pairs, _ = linear_task()
+    rates = []
+
+    class Spy(torch.optim.Adam):
+        def step(self, closure=None):
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "Adam", Spy)
+        options = Training(epochs=5, batch_size=64, schedule="linear", warmup_steps=4, learning_rate=0.1)
+        train(network(), pairs, None, Squared(), options, seed=0, device=CPU)
+    expected = [0.1 * i / 4 for i in range(4)] + [0.1 * (25 - i) / 21 for i in range(4, 25)]
+    assert rates == pytest.approx(expected)
+
+
+def test_batches_cover_everything_once():
+    pairs, _ = linear_task()
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(5))
+    batches = SlicedBatches(pairs, 64, lambda n: order)
+    assert len(batches) == len(list(batches)) == 5
+    torch.testing.assert_close(torch.cat([x for x, _, _ in batches]), pairs.inputs[order])
+
+
+def test_metrics_go_to_csv_and_to_any_logger(tmp_path):
+    pairs, val = linear_task()
+    options = Training(epochs=3, folder=str(tmp_path / "run"), logger=CSVLogger(tmp_path / "log"))
+    history = train(network(), pairs, val, Squared(), options, seed=0, device=CPU)
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["val_loss"]) for row in rows] == history["val_loss"]
+    assert (tmp_path / "run" / "best.safetensors").exists()
+    assert not (tmp_path / "run" / "last.ckpt").exists()
+    logged = next((tmp_path / "log").rglob("metrics.csv")).read_text()
+    assert "train_loss" in logged and "val_loss" in logged
+
+
+def test_trainer_arguments_pass_through():
+    pairs, val = linear_task()
+    history = train(network(), pairs, val, Squared(), Training(epochs=9, trainer={"max_steps": 4}), seed=0, device=CPU)
+    assert len(history.rows) == 2
+
+
+def test_mixed_precision():
+    pairs, val = linear_task()
+    options = replace(QUICK, precision="bf16-mixed")
+    assert train(network(), pairs, val, Squared(), options, seed=0, device=CPU)["val_loss"][-1] < 0.05
+
+
+def test_divergence_is_said():
+    pairs, _ = linear_task()
+    wild = Pairs(pairs.inputs * 1e30, pairs.targets, pairs.residuals)
+    with pytest.raises(TrainingError, match=r"became (nan|inf) in epoch 1. Lower Training.learning_rate"):
+        train(network(), wild, None, Squared(), QUICK, seed=0, device=CPU)
+
+
+INTERRUPTED = """
+    import os, signal, sys, torch
+    sys.path.insert(0, {tests!r})
+    from test_training import linear_task, network, CPU
+    from dsokr.losses import Squared
+    from dsokr.training import Training, train
+    from lightning.pytorch.callbacks import Callback
+
+    class Interrupt(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == {at}:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    pairs, val = linear_task()
+    options = Training(epochs=8, folder={folder!r}, patience=None, trainer={{"callbacks": [Interrupt()]}})
+    train(network(), pairs, val, Squared(), options, seed=3, device=CPU)
+"""
+
+
+def interrupted(tmp_path, at: int) -> subprocess.CompletedProcess:
+    script = textwrap.dedent(INTERRUPTED).format(tests=os.path.dirname(__file__), folder=str(tmp_path), at=at)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+
+
+def test_resumes_after_ctrl_c_as_if_nothing_had_happened(tmp_path):
+    """A run interrupted in epoch 5 and resumed ends with the weights and metrics of one that was left alone."""
+    stopped = interrupted(tmp_path, at=4)
+    assert stopped.returncode != 0
+    assert "Training was interrupted in epoch 5. Call fit again" in stopped.stderr
+    assert (tmp_path / "last.ckpt").exists()
+    pairs, val = linear_task()
+    resumed, alone = network(), network()
+    options = Training(epochs=8, folder=str(tmp_path), patience=None)
+    history = train(resumed, pairs, val, Squared(), options, seed=3, device=CPU)
+    expected = train(alone, pairs, val, Squared(), Training(epochs=8, patience=None), seed=3, device=CPU)
+    assert history.rows == expected.rows
+    assert torch.equal(resumed[-1].weight, alone[-1].weight)
+
+
+def test_refuses_to_resume_another_training(tmp_path):
+    interrupted(tmp_path, at=2)
+    pairs, val = linear_task()
+    with pytest.raises(TrainingError, match="holds an interrupted training of something else.*seed 3"):
+        train(network(), pairs, val, Squared(), Training(epochs=8, folder=str(tmp_path)), seed=4, device=CPU)
+
+
+def test_ctrl_c_works_again_after_an_interruption(tmp_path):
+    """Lightning leaves the signal ignored; the handler must be put back."""
+    script = textwrap.dedent(INTERRUPTED).format(tests=os.path.dirname(__file__), folder=str(tmp_path), at=1)
+    lines = script.rstrip().splitlines()
+    body = "\n".join(
+        [*lines[:-1], "try:", "    " + lines[-1], "except KeyboardInterrupt as stop:", "    print(type(stop).__name__)"]
+    )
+    check = "\nassert signal.getsignal(signal.SIGINT) is signal.default_int_handler\nprint('restored')"
+    done = subprocess.run([sys.executable, "-c", body + check], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["Interrupted", "restored"], done.stderr
+
+
+def test_a_terminal_gets_a_bar_and_a_log_gets_lines(capsys):
+    pairs, val = linear_task()
+    train(network(), pairs, val, Squared(), Training(epochs=2, progress=True), seed=0, device=CPU)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and lines[1].startswith("epoch 2/2  train_loss")
+    train(network(), pairs, val, Squared(), Training(epochs=2, progress=False), seed=0, device=CPU)
+    assert capsys.readouterr().err == ""
+
+
+def test_networks():
+    assert sum(w.numel() for w in network().parameters()) == 6 * 3 + 3  # the paper's single-layer perceptron
+    with torch.random.fork_rng([]):
+        assert CNN((4, 8), hidden=5)(2)(torch.zeros(4, 3, 16, 16)).shape == (4, 2)
+        with pytest.raises(InputError, match="Got an array of 2 dimensions"):
+            CNN((4,))(2)(torch.zeros(4, 16))
+    with pytest.raises(InputError, match="activation must be one of"):
+        MLP((4,), activation="step")(2)
+    with pytest.raises(InputError, match="at least one block"):
+        CNN(())(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"optimizer": "sgd"}, "optimizer must be one of"),
+        ({"schedule": "cosine"}, "schedule must be one of"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be in"),
+        ({"monitor": "accuracy"}, "monitor must be 'loss' or a function"),
+    ],
+)
+def test_refuses(options, message):
+    with pytest.raises(InputError, match=message):
+        Training(**options)
+
+
+def test_signal_module_is_untouched_by_a_normal_run():
+    pairs, val = linear_task()
+    before = signal.getsignal(signal.SIGINT)
+    train(network(), pairs, val, Squared(), Training(epochs=1), seed=0, device=CPU)
+    assert signal.getsignal(signal.SIGINT) is before
