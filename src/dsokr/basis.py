@@ -174,7 +174,8 @@ def orthonormal_projection(gram: Tensor, rtol: float) -> Tensor:  # (p, m)
     keep = values > rtol * largest
     projection = (vectors[:, keep] / values[keep].sqrt()).T.flip(0)
     factor = torch.linalg.cholesky(projection @ gram @ projection.T)
-    return torch.linalg.solve_triangular(factor, projection, upper=False)
+    # in plain row order, so that products with it are the same bits before and after a model is saved
+    return torch.linalg.solve_triangular(factor, projection, upper=False).contiguous()
 
 
 def sketch_span(

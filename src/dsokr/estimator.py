@@ -311,6 +311,8 @@ def _parameters(described: dict[str, Any], given: dict[str, Any]) -> dict[str, A
     if unknown:
         raise InputError(f"DSOKR has no parameter {sorted(unknown)[0]!r}.")
     for name in ("kernel", "network", "sketch"):
+        if name not in described:
+            raise ModelFolderError(f"config.json is incomplete: it does not name the {name}.")
         if is_unwritten(described[name]) and name not in given:
             raise ModelFolderError(
                 f"The model was saved with a {name} of its author's own ({described[name][NOT_WRITTEN]}): "

@@ -58,7 +58,7 @@ class Training:
     folder: str | None = None
     progress: bool | Literal["auto"] = "auto"  # auto: a bar in a terminal, a line now and then in a log
     logger: Any = None  # any Lightning logger
-    trainer: Mapping[str, Any] = field(default_factory=dict)  # further arguments of Lightning's Trainer
+    trainer: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further arguments of Lightning's Trainer
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "check_every"):

@@ -12,14 +12,19 @@ is learnt; the rotated one does not.
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch import Generator, Tensor, nn
 
 from dsokr import sketches
@@ -31,8 +36,6 @@ from dsokr.losses import Squared
 from dsokr.networks import MLP
 from dsokr.selection import leverage_scores
 from dsokr.training import Pairs, Training, train
-
-Bases = Callable[[int], SketchedBasis]  # dimension -> basis
 
 ROTATED = "SubSample, rotated"
 SKETCHES = ("SubSample", "Gaussian", ROTATED)
@@ -81,24 +84,31 @@ def run(study: Study, folder: Path, device: torch.device, say: Callable[[str], N
 def _replicate(
     study: Study, data: LeastSquaresData, seed: int, folder: Path, asked: Row, say: Callable[[str], None]
 ) -> None:
-    """Perfect h and DSOKR at every size, for one draw of each sketch; and the NN with the same seed."""
+    """Perfect h and DSOKR at every size, for one draw of each sketch; and the NN.
+
+    All models of a replicate are trained as one perceptron whose outputs are theirs side by side. With a single layer,
+    the square loss and Adam, no model's gradients or steps depend on another's, so that each comes out as if trained
+    alone on the same batches; and the best epoch is chosen for each by itself.
+    """
     perfect, models = Results(folder / "perfect_h.jsonl"), Results(folder / "models.jsonl")
     training = {name: getattr(study.training, name) for name in ("epochs", "batch_size", "learning_rate", "schedule")}
-    trained = asked | {"training": training}
-    row = models.record(trained | {"method": "nn", "seed": seed}, partial(_nn, study, data, seed))
-    say(f"replicate {seed}: NN, {_summary(row)}")
-    for name in SKETCHES:
-        bases = cache(partial(_bases, study, data, name, seed))  # a finished replicate never draws its sketch again
-        for p in study.sizes:
-            m = study.rotated_from if name == ROTATED else p
-            which = {"kernel": "Linear()", "sketch": name, "m": m, "p": p, "seed": seed}
-            perfect.record(asked | {"method": "perfect_h"} | which, partial(_perfect, bases, p, data))
-            row = models.record(trained | {"method": "dsokr"} | which, partial(_dsokr, study, bases, p, data, seed))
-            say(f"replicate {seed}: {name}, p = {p}, {_summary(row)}")
-
-
-def _summary(row: Row) -> str:
-    return f"{row['metrics']['parameters']:,} parameters, test MSE {row['metrics']['mse']:.5f}"
+    wanted: list[Row] = [{"method": "nn", "seed": seed}]
+    for name, p in product(SKETCHES, study.sizes):
+        m = study.rotated_from if name == ROTATED else p
+        wanted.append({"method": "dsokr", "kernel": "Linear()", "sketch": name, "m": m, "p": p, "seed": seed})
+    rows = [asked | {"training": training} | which for which in wanted]
+    if any(models.find(row) is None for row in rows):
+        of_sketch = {name: _bases(study, data, name, seed) for name in SKETCHES}
+        bases = [None if which["method"] == "nn" else of_sketch[which["sketch"]](which["p"]) for which in wanted]
+        for which, basis in zip(wanted, bases, strict=True):
+            if basis is not None:
+                perfect.record(asked | which | {"method": "perfect_h"}, partial(_perfect, basis, data))
+        for row, measured in zip(rows, _trained(study, data, bases, seed, folder), strict=True):
+            models.record(row, lambda measured=measured: measured)  # type: ignore[misc] # a constant
+    for row in rows:
+        metrics = (models.find(row) or {})["metrics"]
+        what = f"{row['sketch']}, p = {row['p']}" if "p" in row else "NN"
+        say(f"replicate {seed}: {what}, {metrics['parameters']:,} parameters, test MSE {metrics['mse']:.5f}")
 
 
 def _leverage(study: Study, Y: Tensor) -> Row:
@@ -108,7 +118,7 @@ def _leverage(study: Study, Y: Tensor) -> Row:
     return {"metrics": {"scores": top.tolist()}, "seconds": {"total": time.perf_counter() - start}}
 
 
-def _bases(study: Study, data: LeastSquaresData, name: str, seed: int) -> Bases:
+def _bases(study: Study, data: LeastSquaresData, name: str, seed: int) -> Callable[[int], SketchedBasis]:
     """The basis of every dimension for this replicate's draw: smaller sketches are the first rows of the largest."""
     Y, generator = data.train[1], Generator().manual_seed(1000 + seed)
     if name == ROTATED:
@@ -118,55 +128,82 @@ def _bases(study: Study, data: LeastSquaresData, name: str, seed: int) -> Bases:
     return sketch_span(Linear(), Y, kind(max(study.sizes)), generator=generator, device=Y.device).basis
 
 
-def _perfect(bases: Callable[[], Bases], p: int, data: LeastSquaresData) -> Row:
+def _perfect(basis: SketchedBasis, data: LeastSquaresData) -> Row:
     """The MSE of h with the true coordinates: what the basis misses of the validation outputs."""
     Y = data.val[1]
-    return {"metrics": {"mse": bases()(p).residual(Y).mean().item() / Y.shape[1]}}
+    return {"metrics": {"mse": basis.residual(Y).mean().item() / Y.shape[1]}}
 
 
-def _dsokr(study: Study, bases: Callable[[], Bases], p: int, data: LeastSquaresData, seed: int) -> Row:
+def _trained(
+    study: Study, data: LeastSquaresData, bases: list[SketchedBasis | None], seed: int, folder: Path
+) -> Iterator[Row]:
+    """Train the perceptrons of all bases side by side, and test each."""
     start = time.perf_counter()
-    basis = bases()(p)
-    pairs, val = (_pairs(X, *basis.embed_with_residual(Y)) for X, Y in (data.train, data.val))
-    network, epoch = _perceptron(pairs, val, study, seed)
+    parts = _slices([data.train[1].shape[1] if basis is None else basis.dim for basis in bases])
+    pairs, val = _side_by_side(*data.train, bases), _side_by_side(*data.val, bases)
+    network = perceptron(pairs, seed)
+    best = BestOfEach(parts, val)
+    running = str(folder / f"replicate-{seed}")  # an interrupted replicate goes on from here
+    options = replace(study.training, folder=running, trainer={"callbacks": [best]})
+    train(network, pairs, val, Squared(), options, seed=seed, device=pairs.inputs.device)
+    shutil.rmtree(running)
+    seconds = {"replicate": time.perf_counter() - start}
     X, Y = data.test
-    mse = basis.squared_distance(_outputs(network, X), Y).mean().item() / Y.shape[1]
-    return _trained(network, mse, epoch, start)
+    for basis, part, epoch in zip(bases, parts, best.epochs, strict=True):
+        z = X @ best.weight[part].T + best.bias[part]
+        d2 = (z.to(Y) - Y).square().sum(dim=1) if basis is None else basis.squared_distance(z, Y)
+        parameters = best.weight[part].numel() + best.bias[part].numel()
+        mse = d2.mean().item() / Y.shape[1]
+        yield {"metrics": {"mse": mse, "parameters": parameters, "best_epoch": epoch}, "seconds": seconds}
 
 
-def _nn(study: Study, data: LeastSquaresData, seed: int) -> Row:
-    """The network that predicts all coordinates of the output themselves."""
-    start = time.perf_counter()
-    pairs, val = (_pairs(X, Y, torch.zeros_like(Y[:, 0])) for X, Y in (data.train, data.val))
-    network, epoch = _perceptron(pairs, val, study, seed)
-    X, Y = data.test
-    mse = (_outputs(network, X).to(Y) - Y).square().mean().item()
-    return _trained(network, mse, epoch, start)
+def _side_by_side(X: Tensor, Y: Tensor, bases: list[SketchedBasis | None]) -> Pairs:
+    """The targets of all models in one matrix: coordinates in each basis, and the outputs themselves for the NN."""
+    targets = torch.cat([(Y if basis is None else basis.embed(Y)).float() for basis in bases], dim=1)
+    return Pairs(X, targets, torch.zeros_like(X[:, 0]))
 
 
-def _pairs(X: Tensor, targets: Tensor, residuals: Tensor) -> Pairs:
-    return Pairs(X, targets.float(), residuals.float())
+def _slices(widths: list[int]) -> list[slice]:
+    stops = list(accumulate(widths))
+    return [slice(stop - width, stop) for stop, width in zip(stops, widths, strict=True)]
 
 
-def _perceptron(pairs: Pairs, val: Pairs, study: Study, seed: int) -> tuple[nn.Module, int]:
-    """A single layer, trained; and the epoch chosen on the validation pairs."""
+def perceptron(pairs: Pairs, seed: int) -> nn.Module:
+    """A single layer, its weights drawn from the seed."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         network = MLP(hidden=())(pairs.targets.shape[1])
         network(pairs.inputs[:1].cpu())
-    history = train(network, pairs, val, Squared(), study.training, seed=seed, device=pairs.inputs.device)
-    return network, history.best_epoch
+    return network
 
 
-def _outputs(network: nn.Module, X: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return torch.cat([network(block) for block in X.split(4096)])
+class BestOfEach(Callback):
+    """For every part of a single layer's outputs, keeps the weights of the epoch that validates best on that part."""
 
+    def __init__(self, parts: list[slice], val: Pairs):
+        self.parts, self.val = parts, val
+        self.losses = [math.inf] * len(parts)
+        self.epochs = [0] * len(parts)
+        self.weight, self.bias = torch.empty(0), torch.empty(0)
 
-def _trained(network: nn.Module, mse: float, epoch: int, start: float) -> Row:
-    parameters = sum(weight.numel() for weight in network.parameters())
-    seconds = {"total": time.perf_counter() - start}
-    return {"metrics": {"mse": mse, "parameters": parameters, "best_epoch": epoch}, "seconds": seconds}
+    @torch.no_grad()
+    def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        layer: Any = module.network[-1]  # type: ignore[index] # our perceptron
+        if not self.epochs[0]:
+            self.weight, self.bias = layer.weight.clone(), layer.bias.clone()
+        errors = (layer(self.val.inputs) - self.val.targets).square_().mean(dim=0)
+        for i, part in enumerate(self.parts):
+            loss = errors[part].sum().item()
+            if loss < self.losses[i]:
+                self.losses[i], self.epochs[i] = loss, trainer.current_epoch + 1
+                self.weight[part], self.bias[part] = layer.weight[part], layer.bias[part]
+
+    def state_dict(self) -> Row:
+        return {name: getattr(self, name) for name in ("losses", "epochs", "weight", "bias")}
+
+    def load_state_dict(self, state: Row) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 def figure(folder: Path, image: Path) -> Path:

@@ -1,0 +1,93 @@
+"""The import direction is downwards only, and optional dependencies stay optional."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "dsokr"
+
+# A module imports only from layers before its own, or from its own package.
+LAYERS = [
+    {"errors"},
+    {"compiled", "ragged", "devices"},
+    {"types"},
+    {"graphs"},
+    {"outputs"},
+    {"chem"},
+    {"kernels", "losses", "metrics"},
+    {"sketches"},
+    {"basis", "testing"},
+    {"networks"},
+    {"callbacks"},
+    {"training"},
+    {"decoders"},
+    {"io"},
+    {"estimator", "selection"},
+    {"baselines", "data"},
+    {"experiments"},
+    {"cli"},
+]
+LAYER = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
+OPTIONAL = ("rdkit", "transformers", "ot", "faiss", "fastapi", "uvicorn", "matplotlib", "numba", "networkx")
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def family(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "dsokr":
+            names |= {f"dsokr.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_only_downwards(path: Path):
+    own = family(path)
+    if own == "__init__":
+        return
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] == "dsokr" and len(parts) > 1 and parts[1] in LAYER and parts[1] != own:
+            assert LAYER[parts[1]] < LAYER[own], f"{own} imports {parts[1]}"
+
+
+def test_every_module_has_a_layer():
+    assert {family(path) for path in modules()} - {"__init__"} <= set(LAYER)
+
+
+def test_only_chem_imports_rdkit():
+    assert {family(path) for path in modules() if any(n.split(".")[0] == "rdkit" for n in imported(path))} <= {"chem"}
+
+
+def test_matplotlib_is_imported_where_it_is_used():
+    for path in modules():
+        top = {
+            alias.name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        assert not any(name.startswith("matplotlib") for name in top), path
+
+
+@pytest.mark.parametrize("module", ["dsokr", "dsokr.estimator", "dsokr.kernels", "dsokr.cli"])
+def test_no_optional_dependency_is_needed(module):
+    hidden = set(OPTIONAL) - {"matplotlib"}  # which torchmetrics, below Lightning, imports where it is installed
+    block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in sorted(hidden))
+    script = block + f"import {module}\nfrom dsokr import DSOKR\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
