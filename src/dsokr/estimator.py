@@ -13,7 +13,7 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
@@ -31,12 +31,10 @@ from dsokr.io import (
 )
 from dsokr.kernels import Kernel
 from dsokr.losses import Loss, Squared, as_loss
-from dsokr.networks import NetworkFactory, prepared
+from dsokr.networks import NetworkFactory, built, outputs_of, prepared
 from dsokr.outputs import Outputs, as_outputs, count, distinct, take
 from dsokr.sketches import SketchSpec
 from dsokr.training import History, Pairs, Training, train
-
-PREDICT_BLOCK = 4096  # inputs passed through the network at once
 
 
 class DSOKR(BaseEstimator):
@@ -108,7 +106,7 @@ class DSOKR(BaseEstimator):
         self.known_ = EmbeddedOutputs(self.basis_, self.decoder.known(take(Y, distinct(Y))))
 
         # 1.b The input network: regression of the coordinates.
-        self.network_ = _build(self.network, self.basis_.dim, X, seed)
+        self.network_ = built(self.network, self.basis_.dim, X, seed)
         train_on, validate_on = self._split(X, Y, validation, generator)
         self.history_ = train(
             self.network_,
@@ -128,10 +126,7 @@ class DSOKR(BaseEstimator):
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates in the basis."""
         check_is_fitted(self, "network_")
-        inputs = prepared(self.network_, self._check_inputs(X, reset=False))
-        with torch.inference_mode():
-            z = [self.network_(block.to(self.basis_.device)).float() for block in inputs.split(PREDICT_BLOCK)]
-        return torch.cat(z)
+        return outputs_of(self.network_, prepared(self.network_, self._check_inputs(X, reset=False)))
 
     def scores(self, X: Any, candidates: Outputs | None = None) -> Tensor:  # (n, c)
         """The score of every candidate (default: those known from training) for every input; larger is better."""
@@ -283,21 +278,6 @@ class DSOKR(BaseEstimator):
 
     def _rule(self) -> Any:
         return self.decoder_.scoring_rule() if isinstance(self.decoder_, Candidates) else "kernel"
-
-
-def _build(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:
-    """A network with its weights drawn from the seed and its input width known."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        network = factory(p)
-        first = prepared(network, take(X, slice(2)))
-        with torch.no_grad():
-            z = network.eval()(first)
-    if z.shape != (len(first), p):
-        raise InputError(
-            f"The network must map {len(first)} inputs to shape ({len(first)}, p={p}). Got {tuple(z.shape)}."
-        )
-    return network.train()
 
 
 def _scatter(kernel: Kernel, ys: Outputs) -> float:

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from dsokr.errors import InputError
+from dsokr.outputs import take
 
 NetworkFactory = Callable[[int], nn.Module]
+
+PREDICT_BLOCK = 4096  # inputs passed through a network at once
 
 
 @runtime_checkable
@@ -35,3 +38,25 @@ def prepared(network: nn.Module, xs: Any) -> Tensor:
     if isinstance(xs, Tensor):
         return xs.to(torch.float32)
     return torch.from_numpy(np.require(xs, np.float32, "W"))  # read-only memory is copied: no tensor may hold it
+
+
+def built(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:
+    """A network with its weights drawn from the seed and its input width known."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        network = factory(p)
+        first = prepared(network, take(X, slice(2)))
+        with torch.no_grad():
+            z = network.eval()(first)
+    if z.shape != (len(first), p):
+        raise InputError(
+            f"The network must map {len(first)} inputs to shape ({len(first)}, p={p}). Got {tuple(z.shape)}."
+        )
+    return network.train()
+
+
+def outputs_of(network: nn.Module, inputs: Tensor) -> Tensor:  # (n, p) float32
+    """What a trained network says, block by block, on the device it is on."""
+    device = next(network.parameters()).device
+    with torch.inference_mode():
+        return torch.cat([network(block.to(device)).float() for block in inputs.split(PREDICT_BLOCK)])

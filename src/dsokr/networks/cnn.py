@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -11,9 +12,11 @@ from dsokr.networks.mlp import Activation, activation_module
 
 @dataclass(frozen=True)
 class CNN:
-    """Blocks of (3 × 3 convolution, batch norm, activation, 2 × 2 max-pooling), then an MLP head with p outputs.
+    """Blocks of (3 × 3 convolution, batch norm, activation, 2 × 2 max-pooling), then a hidden layer and p outputs.
 
     Images come as (n, channels, height, width), or (n, height, width) for one channel; every block halves their sides.
+    With ``where="anywhere"`` each feature's largest value over the image goes on, wherever it was: right when the
+    answer is what is in the picture, not where. With ``where="kept"`` all positions do.
 
     >>> import torch
     >>> CNN(channels=(8, 16), hidden=32)(3)(torch.zeros(2, 16, 16)).shape
@@ -24,6 +27,7 @@ class CNN:
     hidden: int = 128
     activation: Activation = "relu"
     dropout: float = 0.0
+    where: Literal["kept", "anywhere"] = "kept"
 
     def __call__(self, p: int) -> nn.Module:
         if not self.channels:
@@ -33,8 +37,15 @@ class CNN:
         layers: list[nn.Module] = [ChannelsFirst()]
         for convolution, width in zip([first, *rest], self.channels, strict=True):
             layers += [convolution, nn.BatchNorm2d(width), activation_module(self.activation), nn.MaxPool2d(2)]
-        head = [nn.Flatten(), nn.LazyLinear(self.hidden), activation_module(self.activation), nn.Dropout(self.dropout)]
-        return nn.Sequential(*layers, *head, nn.Linear(self.hidden, p))
+        if self.where == "anywhere":
+            layers.append(nn.AdaptiveMaxPool2d(1))
+        head = [
+            nn.Flatten(),
+            nn.LazyLinear(self.hidden),
+            nn.BatchNorm1d(self.hidden),
+            activation_module(self.activation),
+        ]
+        return nn.Sequential(*layers, *head, nn.Dropout(self.dropout), nn.Linear(self.hidden, p))
 
 
 class ChannelsFirst(nn.Module):

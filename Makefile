@@ -1,0 +1,37 @@
+# A fresh machine needs two of these: `make demo` and `make test`. Each sets up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test test-slow lint bench docs clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all]"
+	touch $@
+
+demo: setup
+	$(BIN)/dsokr demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+test-slow: setup
+	$(BIN)/python -m pytest -q -m slow
+
+bench: setup
+	for file in bench/*.py; do echo "== $$file" && $(BIN)/python $$file || exit 1; done
+
+docs: setup
+	$(BIN)/python docs/render.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "The pages: site/index.html"
+
+clean:
+	rm -rf .venv site dsokr-demo build

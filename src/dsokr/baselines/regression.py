@@ -1,0 +1,65 @@
+"""A plain regression network: the outputs' numbers themselves, under the mean squared error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from dsokr.devices import resolve_device
+from dsokr.errors import InputError
+from dsokr.losses import Squared
+from dsokr.networks import NetworkFactory, built, outputs_of, prepared
+from dsokr.outputs import as_outputs, count
+from dsokr.training import Pairs, Training, train
+
+
+class Regression(RegressorMixin, BaseEstimator):
+    """min over W of the mean of ‖g_W(x) − y‖², for outputs that are vectors.
+
+    It is trained exactly as :class:`dsokr.DSOKR` trains its network. ``predict`` gives real vectors.
+
+    >>> from dsokr import Training, networks
+    >>> X = np.linspace(-1, 1, 64)[:, None]
+    >>> model = Regression(networks.MLP(()), Training(epochs=2), random_state=0).fit(X, np.hstack([X, -X]))
+    >>> model.predict(X).shape
+    (64, 2)
+    """
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        training: Training = Training(),  # noqa: B008 # frozen, so sharing it is harmless
+        *,
+        random_state: Any = None,
+        device: str = "auto",
+    ):
+        self.network = network
+        self.training = training
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, X: Any, Y: Any, validation: tuple[Any, Any] | None = None) -> Regression:
+        """Train on pairs; ``validation`` is a pair (X, Y) on which the epoch to keep is chosen."""
+        Y = as_outputs(Y)
+        if count(X) != count(Y):
+            raise InputError(f"X and Y must have as many rows. Got {count(X)} inputs and {count(Y)} outputs.")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        device = resolve_device(self.device)
+        width = int(np.prod(Y.shape[1:]))
+        self.network_ = built(self.network, width, X, seed)
+        pairs, val = self._pairs(X, Y), None if validation is None else self._pairs(*validation)
+        self.history_ = train(self.network_, pairs, val, Squared(), self.training, seed=seed, device=device)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "network_")
+        return outputs_of(self.network_, prepared(self.network_, X)).cpu().numpy()
+
+    def _pairs(self, X: Any, Y: Any) -> Pairs:
+        targets = torch.as_tensor(Y.toarray() if hasattr(Y, "toarray") else Y).to(torch.float32)
+        return Pairs(prepared(self.network_, X), targets.reshape(len(targets), -1), torch.zeros(len(targets)))

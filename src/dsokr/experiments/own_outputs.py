@@ -1,0 +1,94 @@
+"""Outputs from a user's file, and kernels and sketches by name: what `dsokr select-size` needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+from torch import Generator
+
+from dsokr import kernels, sketches
+from dsokr.errors import InputError
+from dsokr.outputs import Outputs, as_outputs, count, take
+
+
+def read(path: Path) -> Outputs:
+    """A matrix of outputs, one a row."""
+    if not path.is_file():
+        raise InputError(f"There is no file {path}.")
+    try:
+        match path.suffix:
+            case ".npy":
+                ys = np.load(path, allow_pickle=False)
+            case ".npz":
+                ys = sp.load_npz(path)
+            case ".csv" | ".tsv":
+                ys = _read_table(path, "," if path.suffix == ".csv" else "\t")
+            case other:
+                raise InputError(
+                    f"{path}: cannot read {other or 'a file without a suffix'}. Use .npy, .npz, .csv or .tsv."
+                )
+    except (ValueError, OSError, KeyError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+    return as_outputs(ys, str(path))
+
+
+def _read_table(path: Path, separator: str) -> np.ndarray:
+    """Numbers; a first line that is not numbers is taken for a header."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows: list[list[float]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append([float(cell) for cell in line.split(separator)])
+        except ValueError as error:
+            if number > 1:
+                raise InputError(f"{path}, line {number}: {error}.") from error
+        if rows and len(rows[-1]) != len(rows[0]):
+            raise InputError(f"{path}, line {number}: expected {len(rows[0])} columns. Got {len(rows[-1])}.")
+    return np.array(rows)
+
+
+def split(ys: Outputs, seed: int) -> tuple[Outputs, Outputs]:
+    """Nine tenths, and the tenth that is held out."""
+    n = count(ys)
+    if n < 10:
+        raise InputError(f"At least ten outputs are needed to hold some out. Got {n}.")
+    order = np.random.default_rng(seed).permutation(n)
+    return take(ys, order[n // 10 :]), take(ys, order[: n // 10])
+
+
+def kernel(name: str, gamma: float | None) -> kernels.Kernel:
+    if name in ("gaussian", "laplacian"):
+        if gamma is None:
+            raise InputError(f"The {name} kernel needs --gamma.")
+        return kernels.Gaussian(gamma) if name == "gaussian" else kernels.Laplacian(gamma)
+    if gamma is not None:
+        raise InputError(f"The {name} kernel has no --gamma.")
+    return {"linear": kernels.Linear(), "cosine": kernels.Cosine(), "tanimoto": kernels.Tanimoto()}[name]
+
+
+def sketch(name: str) -> sketches.SketchSpec:
+    """A specification whose size will be replaced by every size that is tried."""
+    by_name = {
+        "subsample": sketches.SubSample,
+        "gaussian": sketches.Gaussian,
+        "sparsified": sketches.Sparsified,
+        "hadamard": sketches.Hadamard,
+        "leverage": sketches.LeverageSample,
+    }
+    return by_name[name](1)
+
+
+def sizes(text: str, ys: Outputs) -> list[int]:
+    """The sizes in a list with commas; without one, doubling from 2 up to half the outputs, at most 1,024."""
+    if text:
+        try:
+            return [int(size) for size in text.split(",")]
+        except ValueError as error:
+            raise InputError(f"--sizes takes whole numbers with commas between, 10,20,50. Got {text!r}.") from error
+    return [2**i for i in range(1, 11) if 2**i <= max(2, count(ys) // 2)]
+
+
+def generator(seed: int) -> Generator:
+    return Generator().manual_seed(seed)

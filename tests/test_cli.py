@@ -1,0 +1,137 @@
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from dsokr import __version__
+from dsokr.cli import app
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def dsokr(capfd, monkeypatch):
+    """Runs the command line in this process, as the entry point does."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["dsokr", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            app()
+        text = capfd.readouterr()
+        return Done(int(stop.value.code or 0), text.out, text.err)
+
+    return run
+
+
+def test_as_a_program():
+    done = subprocess.run([sys.executable, "-m", "dsokr.cli", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"dsokr {__version__}\n"
+
+
+def test_ctrl_c_is_said_and_has_its_exit_code(dsokr, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dsokr.experiments.demo.run", interrupted)
+    done = dsokr("demo", "--quick")
+    assert done.returncode == 130 and done.stderr == "dsokr: interrupted\n"
+
+
+def test_version_and_help(dsokr):
+    assert dsokr("--version").stdout == f"dsokr {__version__}\n"
+    text = dsokr("--help").stdout
+    assert all(command in text for command in ("demo", "reproduce", "select-size", "info"))
+
+
+def test_info(dsokr):
+    facts = json.loads(dsokr("info", "--json").stdout)
+    assert facts["dsokr"] == __version__ and "cpu" in facts["devices"] and "plots" in facts["extras"]
+    assert "torch" in dsokr("info").stdout
+
+
+def test_demo(dsokr, tmp_path):
+    done = dsokr("demo", "--quick", "--out", str(tmp_path / "out"), "--json")
+    answer = json.loads(done.stdout)
+    assert answer["rows"][0]["method"] == "DSOKR"
+    assert (tmp_path / "out" / "report.html").exists()
+    assert done.stderr == ""
+
+
+def test_reproduce_quick(dsokr, tmp_path):
+    arguments = ("reproduce", "synthetic", "--quick", "--results", str(tmp_path), "--device", "cpu")
+    done = dsokr(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "12,120" in done.stdout  # the NN's parameters
+    assert (tmp_path / "synthetic-quick" / "figure.png").exists()
+    again = json.loads(dsokr(*arguments, "--json").stdout)
+    assert again["rows"][0]["model"] == "NN"
+
+
+@pytest.fixture
+def outputs(tmp_path):
+    rng = np.random.default_rng(0)
+    ys = rng.normal(size=(200, 4)) @ rng.normal(size=(4, 12))
+    np.save(tmp_path / "y.npy", ys)
+    np.savetxt(tmp_path / "y.csv", ys, delimiter=",", header=",".join("abcdefghijkl"), comments="")
+    sp.save_npz(tmp_path / "y.npz", sp.csr_array(ys))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["y.npy", "y.csv", "y.npz"])
+def test_select_size(dsokr, outputs, name):
+    plot = outputs / "plot.svg"
+    done = dsokr("select-size", str(outputs / name), "--json", "--sizes", "2,4,8", "--plot", str(plot))
+    assert json.loads(done.stdout)["size"] == 4, done.stderr
+    assert plot.exists()
+
+
+def test_select_size_prints_a_table(dsokr, outputs):
+    done = dsokr(
+        "select-size", str(outputs / "y.npy"), "--kernel", "gaussian", "--gamma", "0.01", "--sketch", "hadamard"
+    )
+    assert done.returncode == 0 and "is the smallest size" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["select-size", "nowhere.npy"], "dsokr: There is no file nowhere.npy."),
+        (["select-size", "{}/y.npy", "--kernel", "gaussian"], "dsokr: The gaussian kernel needs --gamma."),
+        (["select-size", "{}/y.npy", "--gamma", "1"], "dsokr: The linear kernel has no --gamma."),
+        (["select-size", "{}/y.npy", "--sizes", "a,b"], "--sizes takes whole numbers"),
+        (["select-size", "{}/y.npy", "--sizes", "999"], "size=999 and n=180"),
+        (["select-size", "{}/y.npy", "--device", "tpu"], "Unknown device 'tpu'"),
+        (["select-size", "{}/bad.csv"], "line 3: could not convert string to float: 'x'"),
+        (["select-size", "{}/ragged.csv"], "line 2: expected 2 columns. Got 1"),
+        (["select-size", "{}/few.csv"], "At least ten outputs"),
+        (["select-size", "{}/y.txt"], "cannot read .txt"),
+        (["select-size", "{}/broken.npy"], "cannot be read"),
+        (["reproduce", "synthetic", "--quick", "--reduced"], "Choose one of --quick and --reduced"),
+    ],
+)
+def test_errors_are_one_sentence_and_exit_code_one(dsokr, outputs, arguments, message):
+    (outputs / "bad.csv").write_text("1,2\n3,4\nx,5\n")
+    (outputs / "ragged.csv").write_text("1,2\n3\n")
+    (outputs / "few.csv").write_text("1,2\n3,4\n")
+    (outputs / "y.txt").write_text("1")
+    (outputs / "broken.npy").write_bytes(b"nonsense")
+    done = dsokr(*(argument.format(outputs) for argument in arguments))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.startswith("dsokr: ") and done.stderr.count("\n") == 1
+
+
+def test_unknown_names_are_refused_with_what_there_is(dsokr):
+    done = dsokr("reproduce", "syntetic")
+    assert done.returncode == 2 and "synthetic" in done.stderr

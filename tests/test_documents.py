@@ -1,0 +1,42 @@
+"""The code in the README and the docs runs, and their numbers are the ones in results/."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=lambda p: p.name)
+def test_code_runs(page: Path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    with torch.random.fork_rng([]):
+        for block in python_blocks(page):
+            exec(compile(block, str(page), "exec"), names)
+    if page.name == "README.md":
+        assert names["sets"].shape == (200, 8)
+        assert (names["sets"] == names["Y"][1000:]).mean() > 0.85
+        assert (tmp_path / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_pages_with_numbers_are_rendered_from_the_results():
+    spec = importlib.util.spec_from_file_location("render", ROOT / "docs" / "render.py")
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    page = render.synthetic_page(ROOT / "results" / "synthetic")
+    assert page == (ROOT / "docs" / "results" / "synthetic.md").read_text(encoding="utf-8"), "run `make docs`"

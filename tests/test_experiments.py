@@ -1,0 +1,138 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator
+
+from dsokr.baselines import Regression
+from dsokr.data import scenes
+from dsokr.data.synthetic import LeastSquares
+from dsokr.errors import InputError
+from dsokr.experiments import demo, synthetic
+from dsokr.experiments.report import Report
+from dsokr.experiments.results import Results, read_rows
+from dsokr.losses import Squared
+from dsokr.networks import MLP
+from dsokr.training import Pairs, Training, train
+
+CPU = torch.device("cpu")
+TINY = replace(
+    synthetic.QUICK,
+    task=LeastSquares(n_train=400, n_val=100, n_test=100, input_dim=20, output_dim=30, rank=4),
+    sizes=(2, 4, 12),
+    replicates=1,
+    rotated_from=30,
+    training=replace(synthetic.QUICK.training, epochs=60, batch_size=32),
+)
+
+
+def test_task_is_the_papers():
+    """Signal in d dimensions, noise of the given variance in all, inputs with the given covariance."""
+    task = LeastSquares(n_train=20_000, n_val=10, n_test=10, input_dim=30, output_dim=40, rank=5, noise=0.01)
+    X, Y = task.draw(Generator().manual_seed(0)).train
+    spectrum = torch.linalg.eigvalsh(X.double().T @ X.double() / len(X)).flip(0)
+    torch.testing.assert_close(spectrum, torch.arange(1, 31).double().pow(-0.5), rtol=0.06, atol=0.01)
+    outputs = torch.linalg.eigvalsh(Y.T @ Y / len(Y)).flip(0)
+    assert outputs[4] > 1
+    torch.testing.assert_close(outputs[5:], torch.full((35,), 0.01).double(), rtol=0.15, atol=0)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    synthetic.run(TINY, folder, CPU, say=lambda line: None)
+    return folder
+
+
+def test_synthetic_shows_what_the_paper_shows(tiny):
+    rows = {(row["model"], row.get("p")): row for row in synthetic.table(tiny)}
+    nn = rows["NN", None]
+    assert nn["parameters"] == 20 * 30 + 30
+    for name in synthetic.SKETCHES:
+        curve = [rows[f"DSOKR, {name}", p] for p in TINY.sizes]
+        assert curve[0]["mse"] > 10 * nn["mse"]  # fewer dimensions than the signal has
+        assert [row["parameters"] for row in curve] == [p * 21 for p in TINY.sizes]
+        assert curve[0]["mse"] > curve[1]["mse"]
+        assert all(row["perfect_h"] <= 1.2 * row["mse"] for row in curve)
+    assert abs(rows[f"DSOKR, {synthetic.ROTATED}", 4]["excess"]) < 0.1  # as many dimensions as the signal has
+
+
+def test_a_second_run_computes_nothing(tiny, monkeypatch):
+    before = {path.name: path.read_text() for path in tiny.glob("*.jsonl")}
+    monkeypatch.setattr(synthetic, "train", lambda *a, **k: pytest.fail("trained again"))
+    synthetic.run(TINY, tiny, CPU, say=lambda line: None)
+    assert {path.name: path.read_text() for path in tiny.glob("*.jsonl")} == before
+
+
+def test_figure_is_drawn(tiny, tmp_path):
+    image = synthetic.figure(tiny, tmp_path / "figure.png")
+    assert image.read_bytes().startswith(b"\x89PNG") and image.stat().st_size > 10_000
+
+
+def test_side_by_side_is_the_same_as_alone():
+    """Models trained as one perceptron get the weights that each gets alone, from the same start and batches."""
+    g = Generator().manual_seed(0)
+    X, A, B = torch.randn(300, 6, generator=g), torch.randn(300, 2, generator=g), torch.randn(300, 3, generator=g)
+    zeros = torch.zeros(300)
+    options = Training(epochs=4, batch_size=32, learning_rate=0.01, schedule="linear", patience=None)
+    both = Pairs(X, torch.cat([A, B], dim=1), zeros)
+    together = synthetic.perceptron(both, seed=0)
+    start = {name: w.clone() for name, w in together.state_dict().items()}
+    best = synthetic.BestOfEach([slice(0, 2), slice(2, 5)], both)
+    train(together, both, both, Squared(), replace(options, trainer={"callbacks": [best]}), seed=0, device=CPU)
+    for part, targets in ((slice(0, 2), A), (slice(2, 5), B)):
+        alone = synthetic.perceptron(Pairs(X, targets, zeros), seed=1)
+        alone.load_state_dict({name: w[part] for name, w in start.items()})
+        train(alone, Pairs(X, targets, zeros), Pairs(X, targets, zeros), Squared(), options, seed=0, device=CPU)
+        torch.testing.assert_close(alone[-1].weight, best.weight[part], rtol=1e-4, atol=1e-6)
+
+
+def test_results_survive_a_line_cut_short(tmp_path):
+    path = tmp_path / "r.jsonl"
+    results = Results(path)
+    results.record({"seed": 0}, lambda: {"metrics": {"mse": 1.0}})
+    path.write_text(path.read_text() + '{"seed": 1, "metr')
+    assert [row["seed"] for row in read_rows(path)] == [0]
+    Results(path).record({"seed": 1}, lambda: {"metrics": {"mse": 2.0}})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["metrics"]["mse"] for row in rows] == [1.0, 2.0]
+    assert {"hardware", "commit", "date"} <= set(rows[0])
+    path.write_text("not json\n{}\n")
+    with pytest.raises(InputError, match="line 1, is not JSON"):
+        read_rows(path)
+
+
+def test_scenes_are_seeded_and_plain():
+    a, b, c = scenes.generate(20, seed=0), scenes.generate(20, seed=0), scenes.generate(20, seed=1)
+    np.testing.assert_array_equal(a.images, b.images)
+    assert not np.array_equal(a.labels, c.labels)
+    assert a.images.min() >= 0 and a.images.max() <= 1
+    assert set(a.labels.sum(axis=1)) <= {1, 2, 3, 4}
+
+
+def test_demo(tmp_path):
+    told = []
+    outcome = demo.run(tmp_path, demo.QUICK, say=told.append)
+    page = outcome.report.read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 3 and "http" not in page
+    assert outcome.rows[0][0] == "DSOKR"
+    assert outcome.rows[-1][1] == max(row[1] for row in outcome.rows)  # the ceiling of any list
+    assert (tmp_path / "model" / "config.json").exists()
+    assert "300 pictures" in told[0]
+
+
+def test_report_escapes(tmp_path):
+    report = Report("a < b", "lead")
+    report.table(["x"], [["<script>"]], ours="")
+    assert "<script>" not in report.write(tmp_path / "r.html").read_text()
+
+
+def test_plain_regression_learns():
+    X = np.random.default_rng(0).normal(size=(300, 3))
+    Y = X @ np.array([[1.0, 2.0], [0.0, 1.0], [3.0, 0.0]])
+    model = Regression(MLP(()), Training(epochs=60, learning_rate=0.05, batch_size=64), random_state=0, device="cpu")
+    assert model.fit(X[:200], Y[:200], validation=(X[200:], Y[200:])).score(X[200:], Y[200:]) > 0.99
+    with pytest.raises(InputError, match="Got 3 inputs and 2 outputs"):
+        model.fit(X[:3], Y[:2])
