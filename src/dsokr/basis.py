@@ -17,7 +17,7 @@ from dsokr.sketches import Sketch, SketchSpec
 Rule = Literal["kernel", "projected", "cosine"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
-BLOCK = 4096  # outputs embedded at once
+BLOCK = 2048  # outputs embedded at once
 NEGATIVE = -1e-6  # eigenvalues below this share of the largest are no rounding error, even in single precision
 
 

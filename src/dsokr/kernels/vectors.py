@@ -21,7 +21,7 @@ def as_rows(ys: Outputs) -> Rows:  # (n, d)
     if sp.issparse(ys):
         return ys.tocsr().astype(np.float64)
     try:
-        rows = ys if isinstance(ys, Tensor) else torch.from_numpy(np.array(ys, dtype=np.float64))
+        rows = ys if isinstance(ys, Tensor) else torch.from_numpy(np.require(ys, np.float64, "W"))
     except (TypeError, ValueError) as error:
         first = ys[0] if len(ys) else ys
         raise InputError(f"A kernel on vectors was given outputs of type {type(first).__name__}.") from error
@@ -126,12 +126,13 @@ class Gaussian(Kernel):
         if weights is not None:
             return super().against(anchors, weights)
         b = as_rows(anchors)
-        b_norms = squared_norms(b)
+        b_part = self.gamma * squared_norms(b)
 
-        def evaluate(ys: Outputs) -> Tensor:
+        def evaluate(ys: Outputs) -> Tensor:  # −γ ‖a − b‖² = 2γ ⟨a, b⟩ − γ ‖a‖² − γ ‖b‖²
             rows, columns = as_pair(ys, b)
-            d2 = inner(rows, columns).mul_(-2).add_(squared_norms(rows)[:, None]).add_(b_norms)
-            return d2.clamp_(min=0).mul_(-self.gamma).exp_()
+            a_part = self.gamma * squared_norms(rows)
+            exponent = inner(rows, columns).mul_(2 * self.gamma).sub_(a_part[:, None]).sub_(b_part)
+            return exponent.clamp_(max=0).exp_()
 
         return evaluate
 
