@@ -13,7 +13,7 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
@@ -31,10 +31,10 @@ from dsokr.io import (
 )
 from dsokr.kernels import Kernel
 from dsokr.losses import Loss, Squared, as_loss
-from dsokr.networks import NetworkFactory, built, outputs_of, prepared
+from dsokr.networks import NetworkFactory, Standardized, built, outputs_of, prepared
 from dsokr.outputs import Outputs, as_outputs, count, distinct, take
 from dsokr.sketches import SketchSpec
-from dsokr.training import History, Pairs, Training, train
+from dsokr.training import History, Pairs, Training, standardized, train
 
 
 class DSOKR(BaseEstimator):
@@ -106,12 +106,14 @@ class DSOKR(BaseEstimator):
         self.known_ = EmbeddedOutputs(self.basis_, self.decoder.known(take(Y, distinct(Y))))
 
         # 1.b The input network: regression of the coordinates.
-        self.network_ = built(self.network, self.basis_.dim, X, seed)
+        network = built(self.network, self.basis_.dim, X, seed)
         train_on, validate_on = self._split(X, Y, validation, generator)
+        pairs = self._pairs(network, *train_on)
+        self.network_ = standardized(network, pairs, self.training)
         self.history_ = train(
             self.network_,
-            self._pairs(*train_on),
-            None if validate_on is None else self._pairs(*validate_on),
+            pairs,
+            None if validate_on is None else self._pairs(network, *validate_on),
             loss,
             self.training,
             seed=seed,
@@ -192,7 +194,7 @@ class DSOKR(BaseEstimator):
         if config["own_candidates"]:
             model.decoder = replace(model.decoder, outputs=model.known_.outputs)  # type: ignore[type-var] # Candidates
         model.history_ = History(**config["history"])
-        model.network_ = model.network(model.basis_.dim)
+        model.network_ = Standardized.plain(model.network(model.basis_.dim), model.basis_.dim)
         prefix = "network."
         model.network_.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         model.network_.to(where).eval()
@@ -242,9 +244,9 @@ class DSOKR(BaseEstimator):
         order = torch.randperm(count(Y), generator=generator)
         return tuple((take(X, part), take(Y, part)) for part in (order[held_out:], order[:held_out]))  # type: ignore[return-value] # two parts
 
-    def _pairs(self, X: Any, Y: Outputs) -> Pairs:
+    def _pairs(self, network: nn.Module, X: Any, Y: Outputs) -> Pairs:
         targets, residuals = self.basis_.embed_with_residual(Y)
-        return Pairs(prepared(self.network_, X), targets.float(), residuals.float())
+        return Pairs(prepared(network, X), targets.float(), residuals.float())
 
     def _evaluation(self, validate_on: tuple[Any, Outputs] | None) -> Callable[[Tensor], float] | None:
         """The score that early stopping watches, if it is a metric of decoded outputs."""

@@ -21,6 +21,7 @@ from torch import Generator, Tensor, nn
 from dsokr.callbacks import Bookkeeper, Progress
 from dsokr.errors import InputError, Interrupted, TrainingError
 from dsokr.losses import Loss
+from dsokr.networks import Standardized
 
 Batch = tuple[Tensor, Tensor, Tensor]
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
@@ -49,6 +50,7 @@ class Training:
     schedule: Literal["constant", "linear"] = "constant"  # linear: warm up from 0, then go down to 0 at the last step
     warmup_steps: int = 0
     gradient_clip: float | None = None
+    standardize: bool = True  # the network works in units of its targets' mean and spread; the loss does not change
     precision: str = "32-true"  # any precision of Lightning's, e.g. "bf16-mixed"
     validation_fraction: float = 0.1  # share of the pairs held out when fit is given no validation pairs
     monitor: Literal["loss"] | Metric = "loss"
@@ -91,6 +93,13 @@ class Pairs:
 
     def rows(self, index: Tensor | slice) -> Batch:
         return self.inputs[index], self.targets[index], self.residuals[index]
+
+
+def standardized(network: nn.Module, pairs: Pairs, training: Training) -> Standardized:
+    """The network in units of the targets it will be trained on, if that is wanted."""
+    if training.standardize:
+        return Standardized.of(network, pairs.targets)
+    return Standardized.plain(network, pairs.targets.shape[1])
 
 
 @dataclass(frozen=True)

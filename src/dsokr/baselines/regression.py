@@ -9,13 +9,14 @@ import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from dsokr.devices import resolve_device
 from dsokr.errors import InputError
 from dsokr.losses import Squared
 from dsokr.networks import NetworkFactory, built, outputs_of, prepared
 from dsokr.outputs import as_outputs, count
-from dsokr.training import Pairs, Training, train
+from dsokr.training import Pairs, Training, standardized, train
 
 
 class Regression(RegressorMixin, BaseEstimator):
@@ -51,8 +52,9 @@ class Regression(RegressorMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         device = resolve_device(self.device)
         width = int(np.prod(Y.shape[1:]))
-        self.network_ = built(self.network, width, X, seed)
-        pairs, val = self._pairs(X, Y), None if validation is None else self._pairs(*validation)
+        network = built(self.network, width, X, seed)
+        pairs, val = _pairs(network, X, Y), None if validation is None else _pairs(network, *validation)
+        self.network_ = standardized(network, pairs, self.training)
         self.history_ = train(self.network_, pairs, val, Squared(), self.training, seed=seed, device=device)
         return self
 
@@ -60,6 +62,7 @@ class Regression(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "network_")
         return outputs_of(self.network_, prepared(self.network_, X)).cpu().numpy()
 
-    def _pairs(self, X: Any, Y: Any) -> Pairs:
-        targets = torch.as_tensor(Y.toarray() if hasattr(Y, "toarray") else Y).to(torch.float32)
-        return Pairs(prepared(self.network_, X), targets.reshape(len(targets), -1), torch.zeros(len(targets)))
+
+def _pairs(network: nn.Module, X: Any, Y: Any) -> Pairs:
+    targets = torch.as_tensor(Y.toarray() if hasattr(Y, "toarray") else Y).to(torch.float32)
+    return Pairs(prepared(network, X), targets.reshape(len(targets), -1), torch.zeros(len(targets)))

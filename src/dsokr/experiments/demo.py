@@ -32,7 +32,7 @@ class Size:
     n_train: int = 6_000
     n_val: int = 1_000
     n_test: int = 1_000
-    epochs: int = 14
+    epochs: int = 10
     sizes: tuple[int, ...] = (25, 50, 100, 200, 400, 800)
 
 

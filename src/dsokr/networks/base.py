@@ -6,7 +6,7 @@ printed, compared and saved.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,8 +27,40 @@ class Prepares(Protocol):
     def prepare(self, xs: Any) -> Tensor: ...
 
 
+class Standardized(nn.Module):
+    """mean + spread ⊙ g(x): a network that works in the units of its targets.
+
+    Coordinates in a basis are far from standardised: most are small, and their mean is not zero. Without this, a
+    network first spends epochs on finding their scale. The function class and the loss are the same with it.
+    """
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, network: nn.Module, mean: Tensor, spread: Tensor):
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", mean)
+        self.register_buffer("spread", spread)
+
+    @classmethod
+    def of(cls, network: nn.Module, targets: Tensor) -> Self:  # (n, p)
+        """With the mean and the standard deviation of every coordinate over the training targets."""
+        return cls(network, targets.mean(dim=0), targets.std(dim=0, correction=0))
+
+    @classmethod
+    def plain(cls, network: nn.Module, p: int) -> Self:
+        """With mean 0 and spread 1: the network as it is."""
+        return cls(network, torch.zeros(p), torch.ones(p))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.mean + self.spread * self.network(inputs)
+
+
 def prepared(network: nn.Module, xs: Any) -> Tensor:
     """Inputs as one tensor whose rows can be sliced into batches: by the network's own ``prepare``, or as float32."""
+    if isinstance(network, Standardized):
+        return prepared(network.network, xs)
     if isinstance(network, Prepares):
         return network.prepare(xs)
     if not isinstance(xs, Tensor | np.ndarray):
