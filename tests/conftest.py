@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+torch.set_num_threads(1)  # what is tested is small: more threads only wait for each other
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 

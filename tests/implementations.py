@@ -8,7 +8,8 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from dsokr import decoders, kernels, losses, sketches
+from dsokr import Graph, decoders, kernels, losses, sketches
+from dsokr.data import molecules
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,23 @@ def sparse_vectors(n: int) -> sp.csr_array:
     return sp.random_array((n, 12), density=0.5, rng=np.random.default_rng(n), format="csr")
 
 
+def rankings(n: int) -> np.ndarray:
+    return np.random.default_rng(n).permuted(np.tile(np.arange(5), (n, 1)), axis=1)
+
+
+def strings(n: int) -> list[str]:
+    rng = np.random.default_rng(n)
+    return ["".join(rng.choice(list("abc"), size=rng.integers(3, 9))) for _ in range(n)]
+
+
+def graphs(n: int) -> list[Graph]:
+    return molecules.generate(n, seed=n, max_atoms=6)
+
+
+def views(n: int) -> list[tuple[Graph, np.ndarray]]:
+    return list(zip(graphs(n), bits(n), strict=True))
+
+
 KERNELS = [
     Case("linear", kernels.Linear(), vectors),
     Case("linear on sparse", kernels.Linear(), sparse_vectors),
@@ -56,6 +74,20 @@ KERNELS = [
     Case("sum", kernels.Linear() + kernels.Gaussian(1.0), vectors),
     Case("product", kernels.Linear() * kernels.Gaussian(1.0), vectors),
     Case("scaled", 0.3 * kernels.Gaussian(1.0), vectors),
+    Case("kemeny", kernels.Kemeny(), rankings),
+    Case("hamming", kernels.Hamming(), rankings),
+    Case("lehmer", kernels.Lehmer(), rankings),
+    Case("n-gram", kernels.NGram(2), strings),
+    Case("gappy n-gram", kernels.GappyNGram(2, gaps=1), strings),
+    Case("mismatch", kernels.Mismatch(3, 1, "abc"), strings),
+    Case("vertex histogram", kernels.VertexHistogram(), graphs),
+    Case("edge histogram", kernels.EdgeHistogram(), graphs),
+    Case("shortest path", kernels.ShortestPath(), graphs),
+    Case("weisfeiler-lehman", kernels.WeisfeilerLehman(3).normalized(), graphs),
+    Case("weisfeiler-lehman with edges", kernels.WeisfeilerLehman(2, edge_labels=True), graphs),
+    Case("core", kernels.Core(kernels.WeisfeilerLehman(2)).normalized(), graphs),
+    Case("nspd", kernels.NSPD(1, 2).normalized(), graphs),
+    Case("views", kernels.Views(0.5 * kernels.WeisfeilerLehman(2).normalized(), 0.5 * kernels.Tanimoto()), views),
     Case("normalised sum", (kernels.Linear() + 2.0 * kernels.Gaussian(0.1)).normalized(), vectors),
 ]
 

@@ -11,13 +11,14 @@ from dsokr import kernels, sketches
 from dsokr.basis import RULES, SketchedBasis, sketch_basis, sketch_span
 from dsokr.errors import InputError, KernelError
 from dsokr.kernels import Kernel
+from dsokr.outputs import take
 from implementations import KERNELS, SKETCHED, SKETCHES, Case, vectors
 
 PAIRS = [pytest.param(k, s, id=f"{k.name} / {s.name}") for k, s in product(KERNELS, SKETCHES)]
 
 
 def draw(kernel: Kernel, ys, case: Case) -> sketches.Sketch:
-    gram = lambda a, b: kernel(ys[a.numpy()], ys[b.numpy()])  # noqa: E731
+    gram = lambda a, b: kernel(take(ys, a), take(ys, b))  # noqa: E731
     return case.made.draw(SKETCHED, torch.Generator().manual_seed(3), gram)
 
 

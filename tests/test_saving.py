@@ -12,6 +12,7 @@ from torch import nn
 
 from dsokr import DSOKR, Graph, Training, decoders, kernels, losses, networks, sketches
 from dsokr.errors import InputError, ModelFolderError
+from dsokr.graphs import GraphBatch
 from dsokr.io import construct, describe, pack_outputs, unpack_outputs
 from implementations import DECODERS, KERNELS, LOSSES, SKETCHES, names
 
@@ -60,6 +61,7 @@ GRAPHS = [Graph((6, 7), ((0, 1, 1),)), Graph((), ()), Graph((8,))]
         [[1, 2], [3, 4]],
         [np.array([1.0, 2.0]), np.array([3.0, 4.0])],
         GRAPHS,
+        GraphBatch.of(GRAPHS),
         [(g, i) for i, g in enumerate(GRAPHS)],
     ],
     ids=lambda ys: f"{type(ys).__name__} of {type(ys[0]).__name__}",

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 from dsokr.errors import KernelError
-from dsokr.kernels import Kernel, Linear
+from dsokr.graphs import GraphBatch
+from dsokr.kernels import FeatureKernel, Features, Kernel, Linear
 from dsokr.testing import check_kernel
+from implementations import graphs
 
 YS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -61,6 +64,19 @@ class Mutable(Kernel):
 
     def diag(self, a):
         return Linear().diag(a)
+
+
+class FirstAtom(FeatureKernel):
+    """Looks at node 0 only, which is no property of a graph."""
+
+    def features(self, ys):
+        batch = GraphBatch.of(ys)
+        return Features.of(np.arange(len(batch) + 1), batch.labels[batch.offsets[:-1]])
+
+
+def test_catches_dependence_on_the_numbering_of_nodes():
+    with pytest.raises(KernelError, match="depends on how the nodes of a graph are numbered"):
+        check_kernel(FirstAtom(), graphs(20))
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,20 @@
 """Compiling loops with numba, which is an extra: a module may use these and still be imported without it."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from dsokr.errors import MissingExtraError
 
 try:
-    import numba
-except ImportError:  # pragma: no cover - exercised in a subprocess
-    numba = None
+    from numba import njit
+except ImportError:
+    njit = None  # type: ignore[assignment]  # typed as the function it is elsewhere
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-SMALLEST_SHARE = 1 << 18  # elementary steps below which a second thread costs more than it brings
 
 
 def compiled(function: Function) -> Function:
@@ -25,27 +22,28 @@ def compiled(function: Function) -> Function:
 
     Where numba is missing the function says so when it is called.
     """
-    if numba is not None:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    if njit is not None:
+        return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
 
     @wraps(function)
     def missing(*_: Any, **__: Any) -> Any:
         raise MissingExtraError("numba", "graphs")
 
-    return missing  # type: ignore[return-value]  # it never returns
+    return cast(Function, missing)
 
 
-def in_shares(work: Callable[[int, int], object], count: int, steps: int) -> None:
-    """``work(start, stop)`` over shares of range(count), one per thread that torch may use.
+def in_shares(work: Callable[[int, int], object], count: int, share: int) -> None:
+    """``work(start, stop)`` over range(count), ``share`` at a time, on as many threads as torch may use.
 
-    ``steps`` is the rough amount of work in all. Plain threads around compiled functions, rather than numba's own
-    parallel loops, stay usable after a fork and from several threads at once.
+    Plain threads around compiled functions, rather than numba's own parallel loops, stay usable after a fork and from
+    several threads at once.
     """
-    threads = max(1, min(torch.get_num_threads(), os.cpu_count() or 1, count, steps // SMALLEST_SHARE))
-    if threads == 1:
-        work(0, count)
+    starts = range(0, count, share)
+    threads = min(torch.get_num_threads(), len(starts))
+    if threads <= 1:
+        for start in starts:
+            work(start, min(start + share, count))
         return
-    bounds = [count * i // (4 * threads) for i in range(4 * threads + 1)]  # several shares each, as they are uneven
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(work, bounds[:-1], bounds[1:]):
-            pass
+        for _ in pool.map(lambda start: work(start, min(start + share, count)), starts):
+            pass  # going through the results raises what a thread raised

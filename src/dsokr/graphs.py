@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from dsokr.compiled import compiled
-from dsokr.errors import InputError
+from dsokr.errors import InputError, MissingExtraError
 from dsokr.ragged import gather, starts_of
-from dsokr.types import Graph
+from dsokr.types import Batch, Graph
 
 
 @dataclass(frozen=True, eq=False)
-class GraphBatch:
+class GraphBatch(Batch):
     """Graphs side by side as one disconnected graph.
 
     The nodes of graph g are ``offsets[g]`` to ``offsets[g + 1]``. Node i has label ``labels[i]``; its neighbours are
@@ -137,3 +137,73 @@ def permuted(graph: Graph, order: Sequence[int]) -> Graph:
         raise InputError(f"order must hold each of the {len(graph.labels)} nodes once. Got {list(order)}.")
     labels = tuple(graph.labels[old] for old in order)
     return Graph(labels, tuple((new[i], new[j], label) for i, j, label in graph.edges))
+
+
+def from_networkx(graph: Any, label: str = "label", edge_label: str | None = "label") -> Graph:
+    """A networkx graph with integer labels in the given attributes. Nodes are numbered in the graph's own order.
+
+    Without an ``edge_label`` all edges are labelled 1. Directed graphs, parallel edges and self-loops are refused.
+    """
+    if graph.is_directed() or graph.is_multigraph():
+        raise InputError(f"A Graph is undirected and has no parallel edges. Got a networkx {type(graph).__name__}.")
+    number = {node: i for i, node in enumerate(graph)}
+    labels = tuple(_label(values, label, f"Node {node!r}") for node, values in graph.nodes(data=True))
+    edges = tuple(
+        (number[u], number[v], 1 if edge_label is None else _label(values, edge_label, f"Edge ({u!r}, {v!r})"))
+        for u, v, values in graph.edges(data=True)
+    )
+    return Graph(labels, edges)
+
+
+def _label(values: dict[str, Any], name: str, owner: str) -> int:
+    if not isinstance(value := values.get(name), int | np.integer):
+        raise InputError(f"{owner} must have an integer as its attribute {name!r}. Got {value!r}.")
+    return int(value)
+
+
+def to_networkx(graph: Graph) -> Any:
+    """A ``networkx.Graph`` with nodes 0, 1, … and the attribute ``label`` on nodes and edges.
+
+    >>> to_networkx(Graph((6, 8), ((0, 1, 2),))).edges(data=True)
+    EdgeDataView([(0, 1, {'label': 2})])
+    """
+    try:
+        import networkx
+    except ImportError as error:
+        raise MissingExtraError("networkx", "graphs") from error
+    made = networkx.Graph()
+    made.add_nodes_from((i, {"label": label}) for i, label in enumerate(graph.labels))
+    made.add_edges_from((i, j, {"label": label}) for i, j, label in graph.edges)
+    return made
+
+
+def from_adjacency(labels: Any, adjacency: Any) -> Graph:
+    """A graph from its node labels (n,) and the symmetric matrix (n, n) of its edge labels, 0 where there is no edge.
+
+    >>> from_adjacency([6, 8], [[0, 2], [2, 0]])
+    Graph(labels=(6, 8), edges=((0, 1, 2),))
+    """
+    nodes, matrix = np.asarray(labels), np.asarray(adjacency)
+    if nodes.ndim != 1 or matrix.shape != (len(nodes), len(nodes)):
+        raise InputError(f"n labels need an n × n adjacency matrix. Got shapes {nodes.shape} and {matrix.shape}.")
+    if len(nodes) and not (np.issubdtype(nodes.dtype, np.integer) and np.issubdtype(matrix.dtype, np.integer)):
+        raise InputError(f"Labels must be integers. Got {nodes.dtype} for nodes and {matrix.dtype} for edges.")
+    if (matrix != matrix.T).any():
+        i, j = np.argwhere(matrix != matrix.T)[0]
+        raise InputError(f"The adjacency matrix must be symmetric. Got {matrix[i, j]} and {matrix[j, i]} for {i}, {j}.")
+    edges = zip(*(axis.tolist() for axis in np.nonzero(np.triu(matrix))), strict=True)
+    return Graph(tuple(nodes.tolist()), tuple((i, j, int(matrix[i, j])) for i, j in edges))
+
+
+def to_adjacency(graph: Graph) -> tuple[np.ndarray, np.ndarray]:  # (n,), (n, n)
+    """Node labels, and the symmetric matrix of edge labels with 0 where there is no edge.
+
+    >>> to_adjacency(Graph((6, 8), ((0, 1, 2),)))[1].tolist()
+    [[0, 2], [2, 0]]
+    """
+    matrix = np.zeros((len(graph.labels), len(graph.labels)), np.int64)
+    for i, j, label in graph.edges:
+        if label == 0:
+            raise InputError(f"An edge labelled 0 cannot be told from none. Got one between nodes {i} and {j}.")
+        matrix[i, j] = matrix[j, i] = label
+    return np.array(graph.labels, np.int64), matrix

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dsokr import __version__
 from dsokr.errors import InputError, ModelFolderError
+from dsokr.graphs import GraphBatch
 from dsokr.outputs import Outputs
 from dsokr.types import Graph
 
@@ -104,6 +105,8 @@ def pack_outputs(ys: Outputs, prefix: str, tensors: Tensors) -> dict[str, Any]:
     if isinstance(ys, np.ndarray) and ys.dtype.kind in "fiub":
         tensors[prefix] = torch.from_numpy(np.ascontiguousarray(ys))
         return {"kind": "array"}
+    if isinstance(ys, GraphBatch):
+        return {"kind": "graph batch", "items": _pack_list(list(ys), prefix, tensors)}
     if isinstance(ys, np.ndarray):
         return {"kind": "array of objects", "dtype": ys.dtype.str, "items": pack_outputs(ys.tolist(), prefix, tensors)}
     return _pack_list(list(ys), prefix, tensors)
@@ -146,6 +149,8 @@ def unpack_outputs(form: dict[str, Any], prefix: str, tensors: Tensors) -> Outpu
             return np.array(unpack_outputs(form["items"], prefix, tensors), dtype=form["dtype"])
         case "graphs":
             return _unpack_graphs(prefix, tensors)
+        case "graph batch":
+            return GraphBatch.of(_unpack_graphs(prefix, tensors))
         case "views":
             views = (unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(form["views"]))
             return list(zip(*views, strict=True))

@@ -1,7 +1,7 @@
 """Collections of outputs, whatever they are: count them, take some, go through them in blocks.
 
-Outputs come as the rows of a tensor, of an array or of a scipy-sparse matrix, or as the items of a list. Everything
-after this module treats them alike and gives them back in the form in which they came.
+Outputs come as the rows of a tensor, of an array or of a scipy-sparse matrix, as the graphs of a batch, or as the items
+of a list. Everything after this module treats them alike and gives them back in the form in which they came.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import InputError
+from dsokr.graphs import GraphBatch
 
 Outputs = Any  # Tensor | np.ndarray | sparse matrix | Sequence[object]; a union would only add casts
 
@@ -21,7 +22,7 @@ def as_outputs(ys: Outputs, name: str = "Y") -> Outputs:
     """Check a collection of outputs and make it indexable. Numbers must be finite."""
     if sp.issparse(ys):
         ys = ys.tocsr()
-    elif not isinstance(ys, Tensor | np.ndarray | list | tuple):
+    elif not isinstance(ys, Tensor | np.ndarray | GraphBatch | list | tuple):
         # __array__ marks what numpy can read (a pandas Series, say); anything else is iterated
         ys = np.asarray(ys) if hasattr(ys, "__array__") else list(ys)
     if ndim(ys) == 0:
@@ -71,7 +72,7 @@ def take(ys: Outputs, index: Any) -> Outputs:
         return ys[index.to(ys.device) if isinstance(index, Tensor) else index]
     if isinstance(index, Tensor):
         index = index.cpu().numpy()
-    if isinstance(ys, np.ndarray) or sp.issparse(ys):
+    if isinstance(ys, np.ndarray | GraphBatch) or sp.issparse(ys):
         return ys[index]
     return ys[index] if isinstance(index, slice) else [ys[int(i)] for i in index]
 

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import KernelError
+from dsokr.graphs import permuted
 from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, as_outputs, count, take
+from dsokr.types import Graph
 
 
 def check_kernel(kernel: Kernel, ys: Outputs, tolerance: float = 1e-8) -> None:
     """Raise a :class:`KernelError` that says what is wrong with a kernel, if ``ys`` (some twenty outputs) shows it.
 
     Checked are shapes and types, symmetry, positive semi-definiteness, the diagonal, independence of how the outputs
-    are batched, ``against`` with and without weights, and that the kernel can be hashed (is a frozen dataclass).
+    are batched, ``against`` with and without weights, and that the kernel can be hashed (is a frozen dataclass); on
+    graphs, that the numbering of their nodes plays no part.
 
     >>> from dsokr import kernels
     >>> check_kernel(kernels.Gaussian(0.5), [[0.0], [1.0], [3.0]])
@@ -43,6 +46,9 @@ def check_kernel(kernel: Kernel, ys: Outputs, tolerance: float = 1e-8) -> None:
     weights = torch.linspace(-1, 1, 2 * count(rest), dtype=torch.float64).reshape(2, -1)
     combined = kernel.against(rest, weights)(few)
     _require(same(combined, kernel(few, rest) @ weights.T), kernel, "against(anchors, weights) differs from its values")
+    if isinstance(ys[0], Graph):
+        renumbered = [permuted(graph, _shuffled(len(graph.labels), seed)) for seed, graph in enumerate(ys)]
+        _require(same(kernel(renumbered, ys), K), kernel, "depends on how the nodes of a graph are numbered")
     _require(kernel == kernel and _hashable(kernel), kernel, "must be hashable: make it a frozen dataclass")
 
 
@@ -53,6 +59,10 @@ def _require(condition: bool, kernel: Kernel, message: str) -> None:
 
 def _is_float64(values: object, shape: tuple[int, ...]) -> bool:
     return isinstance(values, Tensor) and values.dtype == torch.float64 and tuple(values.shape) == shape
+
+
+def _shuffled(n: int, seed: int) -> list[int]:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def _hashable(kernel: Kernel) -> bool:

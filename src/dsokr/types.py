@@ -1,8 +1,21 @@
 """Plain data types shared by the whole package."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from operator import index
+from typing import Any
 
 from dsokr.errors import InputError
+
+
+class Batch(ABC):
+    """Outputs stored together rather than one by one: a slice or an array of indices gives a batch, an integer one."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -20,8 +33,15 @@ class Graph:
     edges: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        labels = tuple(int(label) for label in self.labels)
-        edges = tuple(sorted((int(i), int(j), int(e)) if i < j else (int(j), int(i), int(e)) for i, j, e in self.edges))
+        try:
+            labels = tuple(map(index, self.labels))
+            ends = ((index(i), index(j), index(e)) for i, j, e in self.edges)
+            edges = tuple(sorted((i, j, e) if i < j else (j, i, e) for i, j, e in ends))
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                "A Graph has integer labels and edges (node, node, label), all integers. "
+                f"Got labels {self.labels!r} and edges {self.edges!r}."
+            ) from error
         for position, (i, j, _) in enumerate(edges):
             if i == j:
                 raise InputError(f"A Graph has no self-loops. Got an edge from node {i} to itself.")

@@ -1,19 +1,45 @@
-"""Kernels on outputs. Every kernel is a frozen dataclass; see :class:`Kernel` to write one's own."""
+"""Kernels on outputs. Every kernel is a frozen dataclass; see :class:`Kernel` to write one's own.
+
+Those on graphs and strings need numba (``pip install "dsokr[graphs]"``) when they are used, not to be imported.
+"""
 
 from dsokr.kernels.base import Kernel, Normalized, Product, Scaled, Sum
+from dsokr.kernels.features import FeatureKernel, Features, NormalizedFeatures
+from dsokr.kernels.graphs import Core, EdgeHistogram, ShortestPath, VertexHistogram, WeisfeilerLehman
+from dsokr.kernels.nspd import NSPD
+from dsokr.kernels.rankings import Hamming, Kemeny, Lehmer
 from dsokr.kernels.sets import Tanimoto
+from dsokr.kernels.strings import GappyNGram, Mismatch, NGram
 from dsokr.kernels.vectors import Cosine, Gaussian, Laplacian, Linear, Polynomial
+from dsokr.kernels.views import View, Views
 
 __all__ = [
+    "NSPD",
+    "Core",
     "Cosine",
+    "EdgeHistogram",
+    "FeatureKernel",
+    "Features",
+    "GappyNGram",
     "Gaussian",
+    "Hamming",
+    "Kemeny",
     "Kernel",
     "Laplacian",
+    "Lehmer",
     "Linear",
+    "Mismatch",
+    "NGram",
     "Normalized",
+    "NormalizedFeatures",
     "Polynomial",
     "Product",
     "Scaled",
+    "ShortestPath",
     "Sum",
     "Tanimoto",
+    "VertexHistogram",
+    "View",
+    "Views",
+    "WeisfeilerLehman",
 ]

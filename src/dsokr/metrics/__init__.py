@@ -1,6 +1,16 @@
 """Metrics of predicted outputs. They know nothing of models."""
 
+from dsokr.metrics.edit_distance import Bounds, EditDistanceTimeout, edit_distance, edit_distance_bounds
 from dsokr.metrics.retrieval import ranks, retrieval
 from dsokr.metrics.sets import exact_match, f1
 
-__all__ = ["exact_match", "f1", "ranks", "retrieval"]
+__all__ = [
+    "Bounds",
+    "EditDistanceTimeout",
+    "edit_distance",
+    "edit_distance_bounds",
+    "exact_match",
+    "f1",
+    "ranks",
+    "retrieval",
+]

@@ -1,0 +1,173 @@
+"""Kernels with a sparse feature map, k(y, y') = ⟨φ(y), φ(y')⟩, computed on whole batches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsokr.compiled import compiled
+from dsokr.errors import InputError, KernelError
+from dsokr.kernels.base import Evaluate, Kernel
+from dsokr.kernels.hashing import paired
+from dsokr.kernels.postings import Postings
+from dsokr.outputs import Outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Sparse vectors: row i has the ``values`` from ``indptr[i]`` to ``indptr[i + 1]``, at the coordinates ``ids``.
+
+    A coordinate is named by a 64-bit integer, made from what it stands for, and occurs once in a row. So rows computed
+    apart, at different times, have the same coordinates without a vocabulary (see :mod:`dsokr.kernels.hashing`).
+    """
+
+    indptr: np.ndarray  # (n + 1,) int64
+    ids: np.ndarray  # uint64
+    values: np.ndarray  # float64
+
+    @staticmethod
+    def of(indptr: np.ndarray, items: np.ndarray, values: np.ndarray | None = None) -> Features:
+        """Row i adds up the items from ``indptr[i]`` to ``indptr[i + 1]``: each counts its value, or one.
+
+        >>> Features.of(np.array([0, 3, 4]), np.array([7, 5, 7, 5]))
+        Features(indptr=array([0, 2, 3]), ids=array([5, 7, 5], dtype=uint64), values=array([1., 2., 1.]))
+        """
+        values = np.ones(len(items)) if values is None else values.astype(np.float64)
+        return Features(*_added_up(indptr, items.astype(np.uint64), values))  # astype copies: these are worked on
+
+    @staticmethod
+    def joined(parts: Sequence[Features]) -> Features:
+        """The parts side by side, so that inner products add up. Tag them first: no two may share a coordinate."""
+        indptr = reduce(np.add, (part.indptr for part in parts))
+        ids, values = np.empty(indptr[-1], np.uint64), np.empty(indptr[-1])
+        free = indptr[:-1].copy()
+        for part in parts:
+            _append(part.indptr, part.ids, part.values, free, ids, values)
+        return Features(indptr, ids, values)
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def tagged(self, tag: int) -> Features:
+        """The same vectors in coordinates of their own: different tags have none in common."""
+        return Features(self.indptr, paired(np.uint64(tag), self.ids), self.values)
+
+    def scaled(self, factors: np.ndarray) -> Features:
+        """Row i times ``factors[i]``."""
+        return Features(self.indptr, self.ids, self.values * np.repeat(factors, np.diff(self.indptr)))
+
+    def spread(self, rows: np.ndarray, count: int) -> Features:
+        """``count`` rows, of which ``rows`` (ascending) are these, and the others zero."""
+        sizes = np.zeros(count + 1, np.int64)
+        sizes[1 + rows] = np.diff(self.indptr)
+        return Features(np.cumsum(sizes), self.ids, self.values)
+
+    def squared_norms(self) -> np.ndarray:  # (n,)
+        rows = np.repeat(np.arange(len(self)), np.diff(self.indptr))
+        return np.bincount(rows, self.values**2, minlength=len(self)).astype(np.float64)  # bincount of nothing is int
+
+
+class FeatureKernel(Kernel):
+    """k(y, y') = ⟨φ(y), φ(y')⟩ with a sparse φ. A new kernel defines ``features``; everything else follows.
+
+    No vocabulary is fitted. For n outputs against m anchors the cost is n + m feature maps and one addition for every
+    coordinate that an output and an anchor share.
+    """
+
+    @abstractmethod
+    def features(self, ys: Outputs) -> Features:
+        """φ(y) for every output."""
+
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
+        return self.against(b)(a)
+
+    def diag(self, a: Outputs) -> Tensor:
+        return torch.from_numpy(self.features(a).squared_norms())
+
+    def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
+        """Anchors are turned into lists of who has a coordinate, once; with weights they are added up by coordinate."""
+        postings = Postings.of(self.features(anchors))
+        evaluate = postings.products() if weights is None else postings.combined(weights)
+        return lambda ys: evaluate(self.features(ys))
+
+    def normalized(self) -> Kernel:
+        return NormalizedFeatures(self)
+
+
+@dataclass(frozen=True)
+class NormalizedFeatures(FeatureKernel):
+    """k(y, y') / √(k(y, y) k(y', y')), with the feature map φ(y) / ‖φ(y)‖, computed once for both."""
+
+    kernel: FeatureKernel
+
+    def features(self, ys: Outputs) -> Features:
+        features = self.kernel.features(ys)
+        squared = features.squared_norms()
+        if not (squared > 0).all():
+            raise KernelError(
+                f"{self.kernel} cannot be normalised at index {int(np.flatnonzero(squared <= 0)[0])}: "
+                "k(y, y) must be positive, but that output has no features."
+            )
+        return features.scaled(1 / np.sqrt(squared))
+
+    def normalized(self) -> Kernel:
+        return self
+
+
+def require_features(owner: Kernel, name: str, kernel: object) -> None:
+    if not isinstance(kernel, FeatureKernel):
+        raise InputError(f"{type(owner).__name__}.{name} must be a kernel with features. Got {kernel!r}.")
+
+
+def require_integer(owner: Kernel, name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise InputError(f"{type(owner).__name__}.{name} must be an integer of at least {least}. Got {value!r}.")
+
+
+@compiled
+def _added_up(indptr: np.ndarray, ids: np.ndarray, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort every row by item and merge equal ones, in place."""
+    starts = np.zeros(len(indptr), np.int64)
+    free = 0
+    for i in range(len(indptr) - 1):
+        row, added = ids[indptr[i] : indptr[i + 1]], sums[indptr[i] : indptr[i + 1]]
+        _sort(row, added)
+        for k in range(len(row)):
+            if free > starts[i] and row[k] == ids[free - 1]:
+                sums[free - 1] += added[k]
+            else:
+                ids[free], sums[free] = row[k], added[k]
+                free += 1
+        starts[i + 1] = free
+    return starts, ids[:free].copy(), sums[:free].copy()
+
+
+@compiled
+def _sort(keys: np.ndarray, values: np.ndarray) -> None:
+    if len(keys) > 40:
+        order = np.argsort(keys)
+        keys[:], values[:] = keys[order], values[order]
+        return
+    for k in range(1, len(keys)):  # insertion: most rows are short, and calling a sort would take longer
+        key, value = keys[k], values[k]
+        j = k - 1
+        while j >= 0 and keys[j] > key:
+            keys[j + 1], values[j + 1] = keys[j], values[j]
+            j -= 1
+        keys[j + 1], values[j + 1] = key, value
+
+
+@compiled
+def _append(
+    indptr: np.ndarray, ids: np.ndarray, values: np.ndarray, free: np.ndarray, to: np.ndarray, to_values: np.ndarray
+) -> None:
+    for i in range(len(free)):
+        for k in range(indptr[i], indptr[i + 1]):
+            to[free[i]], to_values[free[i]] = ids[k], values[k]
+            free[i] += 1

@@ -1,0 +1,56 @@
+"""64-bit names for structures: equal structures have equal names, different ones almost surely different names.
+
+A name is a mixed integer, so that names need no table, no fitting and no order of arrival. Under uniform mixing the
+probability that any two of D different structures share a name is below D² / 2⁶⁵: 3·10⁻⁶ for ten million of them.
+"""
+
+import numpy as np
+
+from dsokr.compiled import compiled
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
+@compiled
+def mix(x):  # type: ignore[no-untyped-def]  # compiled for uint64
+    """The splitmix64 finaliser: a bijection of 64-bit integers that behaves like a random one."""
+    x = np.uint64(x) + _STEP
+    x = (x ^ (x >> _30)) * _FIRST
+    x = (x ^ (x >> _27)) * _SECOND
+    return x ^ (x >> _31)
+
+
+@compiled
+def key(x):  # type: ignore[no-untyped-def]  # compiled for uint64
+    """What x contributes to the pairs it opens: pair(x, y) = mix(key(x) + y). Loops compute it once for many y.
+
+    It is no plain mix(x), so that (x, Σ mix(y)) and (y, Σ mix(x)) stay apart.
+    """
+    return mix(x) * _FIRST
+
+
+@compiled
+def pair(x, y):  # type: ignore[no-untyped-def]  # compiled for uint64
+    """The name of the ordered pair (x, y)."""
+    return mix(key(x) + np.uint64(y))
+
+
+@compiled
+def keys(xs: np.ndarray) -> np.ndarray:
+    out = np.empty(len(xs), np.uint64)
+    for i in range(len(xs)):
+        out[i] = key(xs[i])
+    return out
+
+
+@compiled
+def paired(tag: np.uint64, ids: np.ndarray) -> np.ndarray:
+    """The names of the pairs (tag, id)."""
+    out = np.empty(len(ids), np.uint64)
+    opened = key(tag)
+    for i in range(len(ids)):
+        out[i] = mix(opened + np.uint64(ids[i]))
+    return out

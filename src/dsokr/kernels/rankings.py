@@ -1,0 +1,110 @@
+"""Kernels on rankings of d items, through embeddings in which kernel distances are distances between rankings.
+
+A ranking is a row of d numbers: ``ranking[i]`` is the position of item i, smaller is better. The order
+b ≻ a ≻ c of the items a, b, c is ``(1, 0, 2)``. Positions start at 0 or at 1.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsokr.errors import InputError
+from dsokr.kernels.base import Evaluate, Kernel
+from dsokr.kernels.vectors import Linear, as_rows
+from dsokr.outputs import Outputs
+
+
+class RankingKernel(Kernel):
+    """⟨e(σ), e(σ')⟩ for an embedding e of rankings."""
+
+    @abstractmethod
+    def embedding(self, rankings: Outputs) -> Tensor:  # (n, dimension)
+        """e(σ) for every ranking."""
+
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
+        return self.against(b)(a)
+
+    def diag(self, a: Outputs) -> Tensor:
+        return Linear().diag(self.embedding(a))
+
+    def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
+        evaluate = Linear().against(self.embedding(anchors), weights)
+        return lambda ys: evaluate(self.embedding(ys))
+
+
+@dataclass(frozen=True)
+class Kemeny(RankingKernel):
+    """Σ_{i < j} sign(σ(j) − σ(i)) sign(σ'(j) − σ'(i)): pairs of items in the same order minus pairs in opposite order.
+
+    ‖e(σ) − e(σ')‖² is four times Kendall's τ distance, the number of pairs in opposite order. Ties are zeros: tied in
+    one ranking only, a pair counts ¼. So are pairs with an item that is not ranked, which has a negative position.
+
+    >>> Kemeny()([(0, 1, 2)], [(0, 1, 2), (0, 2, 1), (2, 1, 0)])
+    tensor([[ 3.,  1., -3.]], dtype=torch.float64)
+    """
+
+    def embedding(self, rankings: Outputs) -> Tensor:
+        positions = as_positions(rankings)
+        first, second = torch.triu_indices(positions.shape[1], positions.shape[1], 1, device=positions.device)
+        ranked = (positions >= 0).to(torch.float64)
+        return (positions[:, second] - positions[:, first]).sign_() * ranked[:, first] * ranked[:, second]
+
+
+@dataclass(frozen=True)
+class Hamming(RankingKernel):
+    """#{i : σ(i) = σ'(i)}. ‖e(σ) − e(σ')‖² is twice the number of items whose positions differ. Full rankings only.
+
+    >>> Hamming()([(0, 1, 2)], [(0, 1, 2), (0, 2, 1), (1, 2, 0)])
+    tensor([[3., 1., 0.]], dtype=torch.float64)
+    """
+
+    def embedding(self, rankings: Outputs) -> Tensor:
+        positions = full(rankings, "Hamming")
+        places = torch.arange(positions.shape[1], device=positions.device)
+        return (positions[:, :, None] == places).flatten(start_dim=1).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Lehmer(RankingKernel):
+    """Σ_i c_i(σ) c_i(σ') with the Lehmer code c_i(σ) = #{j < i : σ(j) > σ(i)}. Full rankings only.
+
+    The items in order have the code zero, so the kernel cannot be normalised there.
+
+    >>> Lehmer()([(2, 1, 0)], [(0, 1, 2), (2, 0, 1), (2, 1, 0)])
+    tensor([[0., 3., 5.]], dtype=torch.float64)
+    """
+
+    def embedding(self, rankings: Outputs) -> Tensor:
+        positions = full(rankings, "Lehmer")
+        codes = [(positions[:, :i] > positions[:, i : i + 1]).sum(dim=1) for i in range(positions.shape[1])]
+        return torch.stack(codes, dim=1).to(torch.float64) if codes else positions
+
+
+def as_positions(rankings: Outputs) -> Tensor:  # (n, d)
+    try:
+        positions = as_rows(rankings)
+    except InputError as error:
+        raise InputError("Rankings must be rows of positions, all of the same number of items.") from error
+    if not isinstance(positions, Tensor):
+        raise InputError("Rankings must be dense rows of positions. Got a sparse matrix.")
+    return positions
+
+
+def full(rankings: Outputs, name: str) -> Tensor:  # (n, d)
+    """Positions counted from 0, checked to be each taken once."""
+    positions = as_positions(rankings)
+    if not positions.numel():
+        return positions
+    positions = positions - positions.min(dim=1, keepdim=True).values.clamp(0, 1)
+    places = torch.arange(positions.shape[1], dtype=positions.dtype, device=positions.device)
+    wrong = (positions.sort(dim=1).values != places).any(dim=1)
+    if wrong.any():
+        index = int(wrong.nonzero()[0])
+        row = as_positions(rankings)[index].tolist()
+        raise InputError(
+            f"{name} takes full rankings without ties, every position 0 to {len(places) - 1} (or 1 to {len(places)}) "
+            f"once. Got {[int(p) if p == int(p) else p for p in row]} at index {index}. Kemeny takes ties."
+        )
+    return positions
