@@ -12,11 +12,11 @@ import numpy as np
 from dsokr.compiled import compiled
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.ragged import gather, starts_of
-from dsokr.types import Batch, Graph
+from dsokr.types import Graph
 
 
 @dataclass(frozen=True, eq=False)
-class GraphBatch(Batch):
+class GraphBatch:
     """Graphs side by side as one disconnected graph.
 
     The nodes of graph g are ``offsets[g]`` to ``offsets[g + 1]``. Node i has label ``labels[i]``; its neighbours are

@@ -1,21 +1,9 @@
 """Plain data types shared by the whole package."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from operator import index
-from typing import Any
 
 from dsokr.errors import InputError
-
-
-class Batch(ABC):
-    """Outputs stored together rather than one by one: a slice or an array of indices gives a batch, an integer one."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __getitem__(self, index: Any) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ def _pair(predicted: Any, truth: Any) -> tuple[Tensor, Tensor]:
 def f1(predicted: Any, truth: Any) -> float:
     """Example-based F1: the mean over examples of 2 |A ∩ B| / (|A| + |B|), with 1 where both sets are empty.
 
-    >>> f1([[1, 1, 0], [0, 0, 0]], [[0, 1, 0], [0, 0, 0]])
-    0.8333333333333334
+    >>> f1([[1, 1, 1, 0], [0, 0, 0, 0]], [[0, 1, 0, 0], [0, 0, 0, 0]])
+    0.75
     """
     a, b = _pair(predicted, truth)
     sizes = (a + b).sum(dim=1)
