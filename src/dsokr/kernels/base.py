@@ -96,7 +96,8 @@ class Sum(Kernel):
 
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
         parts = [k.against(anchors, weights) for k in self.kernels]
-        return lambda ys: reduce(torch.add, (part(ys) for part in parts))
+        # kernels on numbers and kernels on objects may answer on different devices
+        return lambda ys: reduce(lambda total, part: total + part.to(total.device), (part(ys) for part in parts))
 
 
 @dataclass(frozen=True)
