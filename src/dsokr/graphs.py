@@ -38,7 +38,7 @@ class GraphBatch:
 
     @staticmethod
     def of(graphs: GraphBatch | Sequence[Graph]) -> GraphBatch:
-        """The graphs as a batch; a batch is returned as it is. Takes about 2 s for 130,000 molecules of 9 atoms."""
+        """The graphs as a batch; a batch is returned as it is. Takes about 2 µs a molecule of 9 atoms."""
         if isinstance(graphs, GraphBatch):
             return graphs
         try:

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+import torch
+
+from dsokr import DSOKR, Training, kernels, sketches
+from dsokr.errors import InputError
+from dsokr.networks import CharTransformer
+
+SMALL = CharTransformer(layers=1, width=32, heads=4, dropout=0.0)
+WORDS = ["CCO", "CC=O", "C#N", "OCCO", "NCC", "CCC=O", "OC", "CN"]
+
+
+@pytest.fixture
+def network():
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return SMALL(5).eval()
+
+
+def test_padding_plays_no_part(network):
+    """A string gets the same coordinates alone and beside longer ones."""
+    together = network(network.prepare(WORDS))
+    alone = torch.cat([network(network.prepare([word])) for word in WORDS])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_order_and_length_matter(network):
+    a, b, c = network(network.prepare(["CCO", "COC", "CCOC"]))
+    assert not torch.allclose(a, b, atol=1e-3) and not torch.allclose(a, c, atol=1e-3)
+
+
+def test_strings_in_strings_out(tmp_path):
+    """Raw strings as inputs and as outputs, through fit, predict, save and load."""
+    xs = [WORDS[i] for i in np.random.default_rng(0).integers(len(WORDS), size=160)]
+    training = Training(epochs=25, batch_size=16, learning_rate=3e-3, schedule="linear")
+    kernel = kernels.NGram(2).normalized()
+    model = DSOKR(kernel, sketches.SubSample(40), SMALL, training=training, random_state=0, device="cpu").fit(xs, xs)
+    assert model.predict(WORDS) == WORDS
+    model.save(tmp_path / "model")
+    loaded = DSOKR.load(tmp_path / "model", device="cpu")
+    assert loaded.network == SMALL and loaded.predict(WORDS) == WORDS
+    assert torch.equal(loaded.coefficients(WORDS), model.coefficients(WORDS))
+
+
+@pytest.mark.parametrize(
+    ("xs", "message"),
+    [
+        (["CC", ""], "strings that are not empty. Got '' at index 1"),
+        ([3], "Got 3 at index 0"),
+        (["C" * 300], "longest is 256 characters. Got 300 at index 0: raise it"),
+        (["CC", "é"], "reads ASCII. Got 'é' at index 1"),
+    ],
+)
+def test_refuses(network, xs, message):
+    with pytest.raises(InputError, match=message):
+        network.prepare(xs)
+
+
+def test_refuses_heads_that_do_not_fit():
+    with pytest.raises(InputError, match="width=30 and heads=8"):
+        CharTransformer(width=30, heads=8)
