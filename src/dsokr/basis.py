@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Generator, Tensor
 
-from dsokr.errors import InputError, KernelError
+from dsokr.errors import InputError, KernelError, UndefinedAt
 from dsokr.kernels import Kernel
 from dsokr.kernels.base import Evaluate
 from dsokr.outputs import Outputs, as_outputs, blocks, count, take, to_device
@@ -33,10 +35,10 @@ class SketchedBasis:
     anchors: Outputs  # r outputs
     weights: Tensor | None  # R, (m, r); None is the identity
     projection: Tensor  # Ω, (p, m)
-    _evaluate: Evaluate = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_evaluate", self.kernel.against(self.anchors, self.weights))
+    @cached_property
+    def _evaluate(self) -> Evaluate:
+        return self.kernel.against(self.anchors, self.weights)
 
     def __reduce__(self) -> tuple[Any, ...]:  # the prepared evaluation is made anew by a copy, not copied
         return SketchedBasis, (self.kernel, self.anchors, self.weights, self.projection)
@@ -44,6 +46,11 @@ class SketchedBasis:
     @property
     def dim(self) -> int:
         return len(self.projection)
+
+    @property
+    def size(self) -> int:
+        """m, the number of sketched functions that the basis combines."""
+        return self.projection.shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -58,8 +65,8 @@ class SketchedBasis:
         """ψ̃(y) = Ω R k^y for every output, in blocks: r kernel values and m · p multiplications an output."""
         ys = as_outputs(ys, "outputs")
         z = torch.empty(count(ys), self.dim, dtype=torch.float64, device=self.device)
-        for where, block in blocks(ys, BLOCK):
-            torch.mm(self._evaluate(block).to(z), self.projection.T, out=z[where])
+        for where, values in _in_blocks(self._evaluate, ys):
+            torch.mm(values.to(z), self.projection.T, out=z[where])
         return z
 
     def residual(self, ys: Outputs) -> Tensor:  # (n,)
@@ -75,7 +82,7 @@ class SketchedBasis:
         return (self.diag(ys) - torch.linalg.vecdot(z, z)).clamp_(min=0)
 
     def diag(self, ys: Outputs) -> Tensor:  # (n,)
-        return torch.cat([self.kernel.diag(block).to(self.device) for _, block in blocks(ys, BLOCK)])
+        return torch.cat([values.to(self.device) for _, values in _in_blocks(self.kernel.diag, ys)])
 
     def squared_distance(self, z: Tensor, ys: Outputs) -> Tensor:  # (n,)
         """‖Σ_j z_ij ẽ_j − ψ(y_i)‖², pair by pair: the distance in the whole feature space."""
@@ -154,7 +161,7 @@ class SketchedSpan:
     def evaluate(self, ys: Outputs) -> Tensor:  # (n, m)
         """s_i(y) = (R k^y)_i for every output: one row serves the bases of all sizes."""
         evaluate = self.kernel.against(self.anchors, self.weights)
-        return torch.cat([evaluate(block).to(self.gram) for _, block in blocks(ys, BLOCK)])
+        return torch.cat([values.to(self.gram) for _, values in _in_blocks(evaluate, ys)])
 
 
 def orthonormal_projection(gram: Tensor, rtol: float) -> Tensor:  # (p, m)
@@ -162,9 +169,11 @@ def orthonormal_projection(gram: Tensor, rtol: float) -> Tensor:  # (p, m)
 
     The second pass matters: an eigenvector of a small eigenvalue σ is only accurate to ε σ_1 / σ.
     """
+    if not torch.isfinite(gram).all():
+        raise KernelError("The sketched Gram matrix is not finite: some kernel values are NaN or too large.")
     values, vectors = torch.linalg.eigh(gram)
     largest, smallest = values[-1], values[0]
-    if not torch.isfinite(values).all() or largest <= 0:
+    if largest <= 0:
         raise KernelError(f"The sketched Gram matrix has no positive eigenvalue. Its largest is {largest.item():g}.")
     if smallest < NEGATIVE * largest:
         raise KernelError(
@@ -189,11 +198,23 @@ def sketch_span(
     """Draw the sketch (unless it is drawn already) and compute R K Rᵀ; see :func:`sketch_basis` for the cost."""
     device = torch.device(device)
     ys = as_outputs(ys)
+    for _ in _in_blocks(kernel.diag, ys):
+        pass  # a kernel that is undefined for some output says so here, by its index among all
     drawn = sketch if isinstance(sketch, Sketch) else _draw(kernel, ys, sketch, generator)
     everything = len(drawn.indices) == count(ys) and torch.equal(drawn.indices, torch.arange(count(ys)))
     anchors = to_device(ys if everything else take(ys, drawn.indices), device)
     weights = None if drawn.weights is None else drawn.weights.to(device)
     return SketchedSpan(kernel, anchors, weights, _sketched_gram(kernel, anchors, weights, device))
+
+
+def _in_blocks(evaluate: Evaluate, ys: Outputs) -> Iterator[tuple[slice, Tensor]]:
+    """Values block by block. An output that a kernel is undefined for is named by its index among all of them."""
+    for where, block in blocks(ys, BLOCK):
+        try:
+            values = evaluate(block)
+        except UndefinedAt as error:
+            raise UndefinedAt(where.start + error.index, error.what, error.why) from None
+        yield where, values
 
 
 def _draw(kernel: Kernel, ys: Outputs, sketch: SketchSpec, generator: Generator | None) -> Sketch:
@@ -206,12 +227,11 @@ def _sketched_gram(kernel: Kernel, anchors: Outputs, weights: Tensor | None, dev
     evaluate = kernel.against(anchors, weights)
     m = count(anchors) if weights is None else len(weights)
     gram = torch.zeros(m, m, dtype=torch.float64, device=device)
-    for where, block in blocks(anchors, BLOCK):
-        values = evaluate(block).to(gram)
+    for where, values in _in_blocks(evaluate, anchors):
         if weights is None:
-            gram[where] = values
+            gram[where] = values.to(gram)
         else:
-            gram.addmm_(weights[:, where], values)
+            gram.addmm_(weights[:, where], values.to(gram))
     return (gram + gram.T) / 2
 
 

@@ -13,6 +13,17 @@ class KernelError(DSOKRError, ValueError):
     """A kernel is not positive semi-definite, or is undefined for some output."""
 
 
+class UndefinedAt(KernelError):
+    """A kernel is undefined for the output at ``index`` of the outputs it was given: what failed, and why."""
+
+    def __init__(self, index: int, what: str, why: str):
+        super().__init__(f"{what} at index {index}: {why}.")
+        self.index, self.what, self.why = index, what, why
+
+    def __reduce__(self) -> tuple[type, tuple[int, str, str]]:
+        return UndefinedAt, (self.index, self.what, self.why)
+
+
 class ModelFolderError(DSOKRError, ValueError):
     """A saved model is missing, damaged, or from a version this one cannot read."""
 

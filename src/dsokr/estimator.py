@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Generator, Tensor, nn
 
-from dsokr.basis import SketchedBasis, sketch_basis
+from dsokr.basis import BLOCK, SketchedBasis, embedded_scores, sketch_basis
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
 from dsokr.devices import resolve_device
 from dsokr.errors import InputError, ModelFolderError
@@ -32,9 +33,16 @@ from dsokr.io import (
 from dsokr.kernels import Kernel
 from dsokr.losses import Loss, Squared, as_loss
 from dsokr.networks import NetworkFactory, Standardized, built, outputs_of, prepared
-from dsokr.outputs import Outputs, as_outputs, count, distinct, take
+from dsokr.outputs import Outputs, as_outputs, blocks, count, take
 from dsokr.sketches import SketchSpec
 from dsokr.training import History, Pairs, Training, standardized, train
+
+EXAMPLES = {
+    "kernel": "kernels.Gaussian(0.1)",
+    "sketch": "sketches.SubSample(100)",
+    "decoder": "decoders.Candidates()",
+    "training": "Training(epochs=50)",
+}
 
 
 class DSOKR(BaseEstimator):
@@ -96,33 +104,40 @@ class DSOKR(BaseEstimator):
         share of the training pairs is held out for that (``Training.validation_fraction``); their outputs still count
         for the basis and as candidates.
         """
+        self._check_parts()
         X, Y = self._check_pairs(X, Y)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         generator, device, loss = Generator().manual_seed(seed), resolve_device(self.device), as_loss(self.loss)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
         basis = sketch_basis(self.kernel, Y, self.sketch, generator=generator, device=device)
-        self.basis_ = basis if self.dim is None else basis.rotated(Y, self.dim)
-        self.known_ = EmbeddedOutputs(self.basis_, self.decoder.known(take(Y, distinct(Y))))
+        basis = basis if self.dim is None else basis.rotated(Y, self.dim)
+        known = EmbeddedOutputs(basis, self.decoder.known(Y))
 
         # 1.b The input network: regression of the coordinates.
-        network = built(self.network, self.basis_.dim, X, seed)
         train_on, validate_on = self._split(X, Y, validation, generator)
-        pairs = self._pairs(network, *train_on)
-        self.network_ = standardized(network, pairs, self.training)
-        self.history_ = train(
-            self.network_,
+        network = built(self.network, basis.dim, X, seed)
+        pairs = _pairs(basis, network, *train_on)
+        network = standardized(network, pairs, self.training)
+        score = partial(self._decoded_score, basis, known, None if validate_on is None else validate_on[1])
+        history = train(
+            network,
             pairs,
-            None if validate_on is None else self._pairs(network, *validate_on),
+            None if validate_on is None else _pairs(basis, network, *validate_on),
             loss,
             self.training,
             seed=seed,
             device=device,
-            evaluate=self._evaluation(validate_on),
+            evaluate=None if self.training.monitor == "loss" else self._best_score(score),
         )
 
         # 2. Inference: what the decoder leaves open is settled on the validation pairs.
-        self.decoder_ = self._settled_decoder(validate_on)
+        choices = self.decoder.alternatives()
+        if len(choices) > 1 and validate_on is not None:
+            z = outputs_of(network, prepared(network, validate_on[0]))
+            choices = (max(choices, key=partial(score, z)),)
+        self.basis_, self.known_, self.network_ = basis, known, network
+        self.decoder_, self.history_ = choices[0], history
         return self
 
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
@@ -133,13 +148,12 @@ class DSOKR(BaseEstimator):
     def scores(self, X: Any, candidates: Outputs | None = None) -> Tensor:  # (n, c)
         """The score of every candidate (default: those known from training) for every input; larger is better."""
         z = self.coefficients(X)
-        known = self._embedded(candidates)
-        return self.basis_.score(z, known.outputs, self._rule())
+        return embedded_scores(z, *self._embedded(candidates).coordinates(), self._rule())
 
     def rank(self, X: Any, candidates: Outputs | None = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first: positions in ``candidates`` and scores."""
-        if k < 1:
-            raise InputError(f"k must be at least 1. Got {k}.")
+        if not isinstance(k, int) or k < 1:
+            raise InputError(f"k must be at least 1, a whole number. Got {k!r}.")
         z = self.coefficients(X)
         return self._embedded(candidates).top(z, k, self._rule())
 
@@ -149,7 +163,10 @@ class DSOKR(BaseEstimator):
         return self.decoder_.decode(self.basis_, z, self.known_).outputs
 
     def score(self, X: Any, Y: Outputs) -> float:
-        """R² in feature space: 1 − Σ ‖ψ(ŷ) − ψ(y)‖² / Σ ‖ψ(y) − mean ψ‖². The usual R² when the kernel is linear."""
+        """R² in feature space, 1 − Σ ‖ψ(ŷ) − ψ(y)‖² / Σ ‖ψ(y) − mean ψ‖².
+
+        With the linear kernel it is scikit-learn's ``r2_score`` with ``multioutput="variance_weighted"``.
+        """
         Y = as_outputs(Y)
         predicted = self.predict(X)
         unexplained = self._kernel_loss(predicted, Y).sum().item()
@@ -209,6 +226,17 @@ class DSOKR(BaseEstimator):
         tags.non_deterministic = self.random_state is None
         return tags
 
+    def _check_parts(self) -> None:
+        for name, kind in (("kernel", Kernel), ("sketch", SketchSpec), ("decoder", Decoder), ("training", Training)):
+            if not isinstance(getattr(self, name), kind):
+                wanted, got = kind.__name__, repr(getattr(self, name))
+                raise InputError(f"{name} must be a {wanted}, such as {EXAMPLES[name]}. Got {got}.")
+        if isinstance(self.network, nn.Module) or not callable(self.network):
+            raise InputError(
+                "network must be a function from p to a torch module, such as networks.MLP() or `lambda p: ...`: "
+                f"p is known only once the basis is. Got {type(self.network).__name__}."
+            )
+
     def _check_pairs(self, X: Any, Y: Outputs) -> tuple[Any, Outputs]:
         if Y is None:
             raise InputError("DSOKR requires y to be passed, but the target y is None.")
@@ -223,6 +251,10 @@ class DSOKR(BaseEstimator):
         if isinstance(X, Tensor):
             if X.is_floating_point() and not torch.isfinite(X).all():
                 raise InputError("X must be finite. Got NaN or inf.")
+            if reset:
+                self.n_features_in_ = X.shape[1] if X.ndim > 1 else 1
+            elif X.ndim > 1 and X.shape[1] != self.n_features_in_:
+                raise InputError(f"X has {X.shape[1]} features, but DSOKR is expecting {self.n_features_in_} as input.")
             return X
         if isinstance(X, list | tuple) and len(X) and not isinstance(X[0], int | float | np.ndarray | list | tuple):
             return list(X)
@@ -235,39 +267,29 @@ class DSOKR(BaseEstimator):
     ) -> tuple[Any, Any]:
         """The pairs to train on and those to validate on, or None."""
         if validation is not None:
+            if not isinstance(validation, tuple | list) or len(validation) != 2:
+                raise InputError(f"validation must be a pair (X, Y). Got {type(validation).__name__}.")
             X_val, Y_val = self._check_inputs(validation[0], reset=False), as_outputs(validation[1], "validation Y")
             _check_same_length(X_val, Y_val, "validation ")
             return (X, Y), (X_val, Y_val)
         held_out = round(self.training.validation_fraction * count(Y))
         if held_out == 0:
+            if self.training.monitor != "loss":
+                raise InputError("Training.monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
             return (X, Y), None
+        if held_out == count(Y):
+            raise InputError(f"Training.validation_fraction leaves none of the {held_out} pairs to train on.")
         order = torch.randperm(count(Y), generator=generator)
         return tuple((take(X, part), take(Y, part)) for part in (order[held_out:], order[:held_out]))  # type: ignore[return-value] # two parts
 
-    def _pairs(self, network: nn.Module, X: Any, Y: Outputs) -> Pairs:
-        targets, residuals = self.basis_.embed_with_residual(Y)
-        return Pairs(prepared(network, X), targets.float(), residuals.float())
+    def _best_score(self, score: Callable[[Tensor, Decoder], float]) -> Callable[[Tensor], float]:
+        """What early stopping watches if it is a metric of decoded outputs: that of the decoder which does best."""
+        return lambda z: max(score(z, decoder) for decoder in self.decoder.alternatives())
 
-    def _evaluation(self, validate_on: tuple[Any, Outputs] | None) -> Callable[[Tensor], float] | None:
-        """The score that early stopping watches, if it is a metric of decoded outputs."""
-        if self.training.monitor == "loss":
-            return None
-        if validate_on is None:
-            raise InputError(
-                "Training.monitor needs validation pairs: pass validation=(X, Y) or a validation_fraction."
-            )
-        Y = validate_on[1]
-        return lambda z: max(self._decoded_score(decoder, z, Y) for decoder in self.decoder.alternatives())
-
-    def _settled_decoder(self, validate_on: tuple[Any, Outputs] | None) -> Decoder:
-        choices = self.decoder.alternatives()
-        if len(choices) == 1 or validate_on is None:
-            return choices[0]
-        z = self.coefficients(validate_on[0])
-        return max(choices, key=lambda decoder: self._decoded_score(decoder, z, validate_on[1]))
-
-    def _decoded_score(self, decoder: Decoder, z: Tensor, Y: Outputs) -> float:
-        predicted = decoder.decode(self.basis_, z, self.known_).outputs
+    def _decoded_score(
+        self, basis: SketchedBasis, known: EmbeddedOutputs, Y: Outputs, z: Tensor, decoder: Decoder
+    ) -> float:
+        predicted = decoder.decode(basis, z, known).outputs
         monitor = self.training.monitor
         return -self._kernel_loss(predicted, Y).mean().item() if monitor == "loss" else float(monitor(predicted, Y))
 
@@ -282,10 +304,15 @@ class DSOKR(BaseEstimator):
         return self.decoder_.scoring_rule() if isinstance(self.decoder_, Candidates) else "kernel"
 
 
+def _pairs(basis: SketchedBasis, network: nn.Module, X: Any, Y: Outputs) -> Pairs:
+    targets, residuals = basis.embed_with_residual(Y)
+    return Pairs(prepared(network, X), targets.float(), residuals.float())
+
+
 def _scatter(kernel: Kernel, ys: Outputs) -> float:
     """Σ_i ‖ψ(y_i) − mean ψ‖² = Σ_i k(y_i, y_i) − (1/n) Σ_ij k(y_i, y_j)."""
-    ones = torch.ones(1, count(ys), dtype=torch.float64)
-    return (kernel.diag(ys).sum() - kernel.against(ys, ones)(ys).sum() / count(ys)).item()
+    total = kernel.against(ys, torch.ones(1, count(ys), dtype=torch.float64))
+    return sum((kernel.diag(block).sum() - total(block).sum() / count(ys)).item() for _, block in blocks(ys, BLOCK))
 
 
 def _parameters(described: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

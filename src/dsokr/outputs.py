@@ -44,13 +44,14 @@ def _all_finite(numbers: Tensor | np.ndarray | None) -> bool:
 
 
 def _numbers(items: Sequence[Any]) -> np.ndarray | None:
-    """The items as an array of numbers, or None if they are something else (strings, graphs, tuples of views)."""
-    if not items or not isinstance(items[0], int | float | np.number | np.ndarray | list | Tensor):
+    """The items as an array of numbers, or None if they are something else: strings, graphs, views, ragged rows."""
+    if not isinstance(items[0], int | float | np.number | np.ndarray | list | tuple | Tensor):
         return None
     try:
-        return np.asarray([np.asarray(item) for item in items])
-    except ValueError as error:
-        raise InputError("Outputs given as a list of vectors must all have the same length.") from error
+        array = np.asarray([np.asarray(item) for item in items])
+    except (ValueError, TypeError):
+        return None  # rows of different lengths or kinds: for the kernel to take or to refuse
+    return array if array.dtype.kind in "fiubc" else None
 
 
 def _first_not_finite(ys: Outputs) -> int:
@@ -85,12 +86,11 @@ def blocks(ys: Outputs, rows: int) -> Iterator[tuple[slice, Outputs]]:
 
 
 def to_device(ys: Outputs, device: torch.device) -> Outputs:
-    """Numbers go to the device as float64; sparse matrices and objects stay where they are.
-
-    What is already a float64 tensor there is not copied.
-    """
-    if (isinstance(ys, np.ndarray) and np.issubdtype(ys.dtype, np.number)) or isinstance(ys, Tensor):
-        return torch.as_tensor(ys).to(device=device, dtype=torch.float64)
+    """A copy of numbers on the device, as float64; sparse matrices and objects stay as they are."""
+    if isinstance(ys, np.ndarray) and np.issubdtype(ys.dtype, np.number):
+        return torch.from_numpy(np.array(ys, dtype=np.float64)).to(device)
+    if isinstance(ys, Tensor):
+        return ys.to(device=device, dtype=torch.float64, copy=True)
     return ys
 
 
@@ -107,16 +107,19 @@ def distinct(ys: Outputs) -> Tensor:
 
 
 def _keys(ys: Outputs) -> Iterator[Any]:
+    """Something hashable for every output, equal for equal outputs."""
     if sp.issparse(ys):
         ys = ys.sorted_indices()
         for start, stop in zip(ys.indptr[:-1], ys.indptr[1:], strict=True):
             yield ys.indices[start:stop].tobytes(), ys.data[start:stop].tobytes()
-    elif isinstance(ys, Tensor):
-        yield from _keys(ys.detach().cpu().numpy())
-    elif isinstance(ys, np.ndarray) and ys.dtype != object:
-        rows = np.ascontiguousarray(ys.reshape(len(ys), -1) + 0 if np.issubdtype(ys.dtype, np.floating) else ys)
-        for row in rows:  # adding 0 turns -0.0 into 0.0, so that equal rows have equal bytes
-            yield row.tobytes()
     else:
-        for item in ys:
-            yield item.tobytes() if isinstance(item, np.ndarray) else tuple(item) if isinstance(item, list) else item
+        for y in ys.detach().cpu().numpy() if isinstance(ys, Tensor) else ys:
+            yield _key(y)
+
+
+def _key(y: Any) -> Any:
+    if isinstance(y, Tensor):
+        y = y.detach().cpu().numpy()
+    if isinstance(y, np.ndarray) and y.dtype != object:
+        return y.shape, (y + 0 if y.dtype.kind == "f" else y).tobytes()  # adding 0 turns -0.0 into 0.0
+    return tuple(map(_key, y)) if isinstance(y, list | tuple | np.ndarray) else y

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from dsokr.basis import Rule, SketchedBasis, SketchedSpan, sketch_span
+from dsokr.basis import Rule, SketchedSpan, sketch_span
 from dsokr.decoders import Candidates, EmbeddedOutputs
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.kernels import Kernel
@@ -83,13 +83,12 @@ def perfect_h(
     Without a metric the value is the mean of ‖h(x) − ψ(y)‖², the residual of the validation outputs. With a metric,
     coordinates are decoded among ``candidates`` (default: the distinct training outputs) and the value is
     ``metric(predicted, true)``. The sizes share one draw of the largest sketch, of which smaller ones take the first
-    rows, so that all kernel values are computed once: the whole curve costs little more than its last point.
-    ``sketch.size`` is ignored.
+    rows, so that all kernel values are computed once. ``sketch.size`` is ignored.
     """
     sizes = tuple(sorted(set(sizes)))
     ys, validation = as_outputs(ys), as_outputs(validation, "validation")
-    if not sizes:
-        raise InputError("perfect_h needs at least one sketch size.")
+    if not sizes or replicates < 1:
+        raise InputError("perfect_h needs at least one sketch size and one replicate.")
     if isinstance(sketch, Full):
         raise InputError("Full has no size to choose. Use SubSample, Gaussian, Sparsified, Hadamard or LeverageSample.")
     largest = replace(sketch, size=sizes[-1])  # type: ignore[type-var] # every specification but Full is a dataclass with a size
@@ -104,24 +103,20 @@ def perfect_h(
 def _curve(
     span: SketchedSpan, validation: Outputs, sizes: tuple[int, ...], metric: Metric | None, pool: Outputs, rule: Rule
 ) -> list[float]:
+    bases = [span.basis(m) for m in sizes]
     functions = span.evaluate(validation)
-    pool_functions = None if metric is None else span.evaluate(pool)
+    coordinates = [functions[:, : basis.size] @ basis.projection.T for basis in bases]
+    if metric is None:
+        diag = bases[0].diag(validation)
+        return [(diag - torch.linalg.vecdot(z, z)).clamp(min=0).mean().item() for z in coordinates]
+    pool_functions, pool_diag = span.evaluate(pool), bases[0].diag(pool)
     values = []
-    for m in sizes:
-        basis = span.basis(m)
-        z = functions[:, :m] @ basis.projection.T
-        if metric is None or pool_functions is None:
-            missed = basis.diag(validation) - torch.linalg.vecdot(z, z)
-            values.append(missed.clamp(min=0).mean().item())
-        else:
-            known = _embedded(basis, pool, pool_functions[:, :m] @ basis.projection.T)
-            predicted = Candidates(rule=rule).decode(basis, z, known).outputs
-            values.append(float(metric(predicted, validation)))
+    for basis, z in zip(bases, coordinates, strict=True):
+        embedding = pool_functions[:, : basis.size] @ basis.projection.T
+        known = EmbeddedOutputs(basis, pool, coordinates=(embedding, pool_diag))
+        predicted = Candidates(rule=rule).decode(basis, z, known).outputs
+        values.append(float(metric(predicted, validation)))
     return values
-
-
-def _embedded(basis: SketchedBasis, pool: Outputs, embedding: Tensor) -> EmbeddedOutputs:
-    return EmbeddedOutputs(basis, pool, coordinates=(embedding, basis.diag(pool)))
 
 
 def choose_size(curve: SizeCurve, tolerance: float = 0.01) -> int:

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -52,6 +52,8 @@ class SketchSpec(ABC):
         if self.size is None:
             return
         name = type(self).__name__
+        if not isinstance(self.size, int):
+            raise InputError(f"{name}.size must be a whole number. Got {self.size!r}.")
         if self.size < 1:
             raise InputError(f"{name}.size must be at least 1. Got size={self.size}.")
         if self.size > n:
@@ -89,18 +91,7 @@ class SubSample(SketchSpec):
         self._check(n)
         if self.probabilities is None:
             return Sketch(torch.randperm(n, generator=generator)[: self.size])
-        return Sketch(_weighted_order(self._checked_probabilities(n), self.size, generator))
-
-    def _checked_probabilities(self, n: int) -> Tensor:
-        p = torch.tensor(self.probabilities, dtype=torch.float64)
-        if len(p) != n:
-            raise InputError(f"SubSample.probabilities must have one entry per output. Got {len(p)} and n={n}.")
-        if not torch.isfinite(p).all() or (p < 0).any() or int((p > 0).sum()) < self.size:
-            raise InputError(
-                "SubSample.probabilities must be finite, not negative, and positive for at least "
-                f"size={self.size} outputs. Got {int((p > 0).sum())} positive ones."
-            )
-        return p
+        return Sketch(_weighted_order(_checked(self.probabilities, n, self.size), self.size, generator))
 
 
 @dataclass(frozen=True)
@@ -145,6 +136,8 @@ class Sparsified(SketchSpec):
         self._check(n)
         density = min(1.0, 20 / n) if self.density is None else self.density
         places = _bernoulli_places(self.size, n, density, generator)
+        if not len(places):
+            raise InputError(f"Sparsified drew no entry at all with density={density:g} and n={n}: raise the density.")
         indices, column = torch.unique(places[:, 1], return_inverse=True)
         weights = torch.zeros(self.size, len(indices), dtype=torch.float64)
         weights[places[:, 0], column] = self._values(len(places), generator) / math.sqrt(self.size * density)
@@ -223,7 +216,7 @@ def approximate_leverage(
     if not 1 <= pilot <= n:
         raise InputError(f"The pilot sample must have between 1 and n={n} outputs. Got {pilot}.")
     uniform = torch.ones(n, dtype=torch.float64)
-    S = _weighted_order(uniform if probabilities is None else probabilities, pilot, generator)
+    S = _weighted_order(uniform if probabilities is None else _checked(probabilities, n, pilot), pilot, generator)
     everything = torch.arange(n)
     values, vectors = torch.linalg.eigh(gram(S, S))
     keep = values > values[-1] * 1e-12
@@ -232,6 +225,18 @@ def approximate_leverage(
     ridge = n * regularization * torch.eye(B.shape[1], dtype=B.dtype, device=B.device)
     factor = torch.linalg.cholesky(B.T @ B + ridge)
     return torch.linalg.solve_triangular(factor, B.T, upper=False).square_().sum(dim=0).cpu()
+
+
+def _checked(probabilities: Any, n: int, size: int) -> Tensor:
+    p = torch.as_tensor(probabilities, dtype=torch.float64)
+    if p.shape != (n,):
+        raise InputError(f"probabilities must have one entry per output. Got {p.numel()} and n={n}.")
+    if not torch.isfinite(p).all() or (p < 0).any() or int((p > 0).sum()) < size:
+        raise InputError(
+            "probabilities must be finite, not negative, and positive for at least as many outputs as are drawn, "
+            f"{size}. Got {int((p > 0).sum())} positive ones."
+        )
+    return p
 
 
 def _weighted_order(p: Tensor, size: int, generator: Generator) -> Tensor:

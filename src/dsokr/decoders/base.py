@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsokr.basis import SketchedBasis
 from dsokr.decoders.embedded import EmbeddedOutputs
-from dsokr.outputs import Outputs
+from dsokr.outputs import Outputs, distinct, take
 
 
 class Decoded(NamedTuple):
@@ -30,6 +30,6 @@ class Decoder(ABC):
         """The decoders between which validation decides when this one leaves something open; else itself."""
         return (self,)
 
-    def known(self, distinct_training_outputs: Outputs) -> Outputs:
-        """The outputs to embed once and keep: those seen in training, unless the decoder brings its own."""
-        return distinct_training_outputs
+    def known(self, training_outputs: Outputs) -> Outputs:
+        """The outputs to embed once and keep: the distinct ones seen in training, unless the decoder brings its own."""
+        return take(training_outputs, distinct(training_outputs))

@@ -35,8 +35,8 @@ class Candidates(Decoder):
     def alternatives(self) -> tuple[Decoder, ...]:
         return tuple(replace(self, rule=rule) for rule in RULES) if self.rule == "auto" else (self,)
 
-    def known(self, distinct_training_outputs: Outputs) -> Outputs:
-        return distinct_training_outputs if self.outputs is None else as_outputs(self.outputs, "candidates")
+    def known(self, training_outputs: Outputs) -> Outputs:
+        return super().known(training_outputs) if self.outputs is None else as_outputs(self.outputs, "candidates")
 
     def scoring_rule(self) -> Rule:
         if self.rule == "auto":

@@ -59,7 +59,7 @@ class EmbeddedOutputs:
                 yield where, self.basis.embed(block), self.basis.diag(block)
 
     def top(self, z: Tensor, k: int, rule: Rule) -> Ranking:
-        """The k best outputs for every row of z, exactly. O(n · c · p) operations; memory O(n · k) and a block."""
+        """The k best outputs for every row of z, exactly; of equal ones the first. Memory O(n · k) and a block."""
         k = min(k, len(self))
         z = z.to(device=self.basis.device, dtype=torch.float64)
         best = torch.full((len(z), k), -torch.inf, dtype=z.dtype, device=z.device)
@@ -67,9 +67,20 @@ class EmbeddedOutputs:
         for where, embedding, diag in self.blocks():
             for rows in torch.arange(len(z), device=z.device).split(QUERY_BLOCK):
                 scores = embedded_scores(z[rows], embedding, diag, rule)
-                found, columns = scores.topk(min(k, scores.shape[1]), dim=1)
+                found, columns = _largest(scores, min(k, scores.shape[1]))
                 merged = torch.cat([best[rows], found], dim=1)
                 places = torch.cat([at[rows], columns + where.start], dim=1)
-                best[rows], order = merged.topk(k, dim=1)
-                at[rows] = places.gather(1, order)
+                order = merged.sort(dim=1, descending=True, stable=True).indices[:, :k]
+                best[rows], at[rows] = merged.gather(1, order), places.gather(1, order)
         return Ranking(at, best)
+
+
+def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
+    """The k largest of every row, with their columns; of equal ones the first. ``topk`` itself takes any of them."""
+    least = scores.topk(k, dim=1).values[:, -1:]
+    above, equal = scores > least, scores == least
+    chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
+    columns = chosen.nonzero()[:, 1].reshape(len(scores), k)
+    values = scores.gather(1, columns)
+    order = values.sort(dim=1, descending=True, stable=True).indices
+    return values.gather(1, order), columns.gather(1, order)

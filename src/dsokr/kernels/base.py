@@ -11,7 +11,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from dsokr.errors import InputError, KernelError
+from dsokr.errors import InputError, UndefinedAt
 from dsokr.outputs import Outputs, blocks, count, take
 
 Evaluate = Callable[[Outputs], Tensor]
@@ -89,7 +89,7 @@ class Sum(Kernel):
     kernels: tuple[Kernel, ...]
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
-        return reduce(torch.Tensor.add_, (k(a, b) for k in self.kernels))
+        return reduce(torch.add, (k(a, b) for k in self.kernels))
 
     def diag(self, a: Outputs) -> Tensor:
         return reduce(torch.add, (k.diag(a) for k in self.kernels))
@@ -156,9 +156,9 @@ class Normalized(Kernel):
         lengths = self._lengths(anchors)
         if weights is None:
             evaluate = self.kernel.against(anchors)
-            return lambda ys: evaluate(ys).div_(lengths).div_(self._lengths(ys).to(lengths.device)[:, None])
+            return lambda ys: (evaluate(ys) / lengths).div_(self._lengths(ys).to(lengths.device)[:, None])
         evaluate = self.kernel.against(anchors, weights / lengths.to(weights.device))
-        return lambda ys: (values := evaluate(ys)).div_(self._lengths(ys).to(values.device)[:, None])
+        return lambda ys: (values := evaluate(ys)) / self._lengths(ys).to(values.device)[:, None]
 
     def normalized(self) -> Kernel:
         return self
@@ -168,8 +168,6 @@ class Normalized(Kernel):
         wrong = (squared <= 0) | ~torch.isfinite(squared)
         if wrong.any():
             at = int(wrong.nonzero()[0])
-            raise KernelError(
-                f"{self.kernel} cannot be normalised at index {at}: k(y, y) must be positive. "
-                f"Got {squared[at].item():g} for that output."
-            )
+            why = f"k(y, y) must be positive. Got {squared[at].item():g} for that output"
+            raise UndefinedAt(at, f"{self.kernel} cannot be normalised", why)
         return squared.sqrt()

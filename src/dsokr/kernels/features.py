@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dsokr.compiled import compiled
-from dsokr.errors import InputError, KernelError
+from dsokr.errors import InputError, UndefinedAt
 from dsokr.kernels.base import Evaluate, Kernel
 from dsokr.kernels.hashing import paired
 from dsokr.kernels.postings import Postings
@@ -110,10 +110,9 @@ class NormalizedFeatures(FeatureKernel):
         features = self.kernel.features(ys)
         squared = features.squared_norms()
         if not (squared > 0).all():
-            raise KernelError(
-                f"{self.kernel} cannot be normalised at index {int(np.flatnonzero(squared <= 0)[0])}: "
-                "k(y, y) must be positive, but that output has no features."
-            )
+            at = int(np.flatnonzero(squared <= 0)[0])
+            why = "k(y, y) must be positive, but that output has no features"
+            raise UndefinedAt(at, f"{self.kernel} cannot be normalised", why)
         return features.scaled(1 / np.sqrt(squared))
 
     def normalized(self) -> Kernel:

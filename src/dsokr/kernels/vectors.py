@@ -48,6 +48,13 @@ def inner(a: Rows, b: Rows) -> Tensor:  # (n, m)
     return torch.from_numpy((a @ b.T).toarray()) if sp.issparse(a) else a @ b.T
 
 
+def _times(rows: Rows, vectors: Tensor) -> Tensor:  # (n, m)
+    """⟨rows_i, vectors_j⟩ with dense vectors."""
+    if sp.issparse(rows):
+        return torch.from_numpy(np.asarray(rows @ vectors.cpu().numpy().T)).to(vectors.device)
+    return inner(*as_pair(rows, vectors))
+
+
 def squared_norms(a: Rows) -> Tensor:  # (n,)
     if sp.issparse(a):
         return torch.from_numpy(np.asarray(a.multiply(a).sum(axis=1)).ravel())
@@ -78,8 +85,10 @@ class Linear(Kernel):
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
         """A combination of anchors is a vector again: it is formed once, by one product with the weights."""
         rows = as_rows(anchors)
-        vectors = rows if weights is None else combine(weights, rows)
-        return lambda ys: self(ys, vectors)
+        if weights is None:
+            return lambda ys: self(ys, rows)
+        vectors = combine(weights, rows)  # dense, also when the anchors are sparse
+        return lambda ys: _times(as_rows(ys), vectors)
 
 
 @dataclass(frozen=True)
@@ -126,10 +135,15 @@ class Gaussian(Kernel):
         if weights is not None:
             return super().against(anchors, weights)
         b = as_rows(anchors)
+        centre = None if sp.issparse(b) else b.mean(dim=0)  # distances far from the origin would drown in rounding
+        b = b if centre is None else b - centre
         b_part = self.gamma * squared_norms(b)
 
         def evaluate(ys: Outputs) -> Tensor:  # −γ ‖a − b‖² = 2γ ⟨a, b⟩ − γ ‖a‖² − γ ‖b‖²
-            rows, columns = as_pair(ys, b)
+            rows = as_rows(ys)
+            if centre is not None and rows.shape[1] == b.shape[1]:
+                rows = (torch.from_numpy(rows.toarray()) if sp.issparse(rows) else rows).to(centre.device) - centre
+            rows, columns = as_pair(rows, b)
             a_part = self.gamma * squared_norms(rows)
             exponent = inner(rows, columns).mul_(2 * self.gamma).sub_(a_part[:, None]).sub_(b_part)
             return exponent.clamp_(max=0).exp_()
