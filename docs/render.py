@@ -21,6 +21,8 @@ def synthetic_page(folder: Path) -> str:
     worst = by["DSOKR, SubSample", 2]
     replicates = len({row["seed"] for row in models})
     seconds = sum({row["seed"]: row["seconds"]["replicate"] for row in models}.values())
+    reduced = read_rows(folder.with_name(f"{folder.name}-reduced") / "models.jsonl")
+    reduced_seconds = sum({row["seed"]: row["seconds"]["replicate"] for row in reduced}.values())
     missed = Missed(models[0]["task"])
     drop = max(range(1, len(scores)), key=lambda i: scores[i - 1] / scores[i])
     lines = [
@@ -31,7 +33,9 @@ def synthetic_page(folder: Path) -> str:
     return f"""# The synthetic study: Figure 1
 
 `dsokr reproduce synthetic`. Made by `docs/render.py` from `results/synthetic/*.jsonl`: {replicates} replicates,
-{len(models)} models, {seconds:.0f} s of training on one {models[0]["hardware"]}.
+{len(models)} models, {seconds:.0f} s of training on one {models[0]["hardware"]}. With `--reduced`
+({len(reduced)} models, {len({row["seed"] for row in reduced})} replicates) it was {reduced_seconds / 60:.0f} minutes of training on
+{reduced[0]["hardware"]}.
 
 ![leverage scores, Perfect h, and DSOKR minus NN](../figures/synthetic.png)
 

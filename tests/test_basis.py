@@ -222,3 +222,28 @@ def test_refuses_unknown_rules_and_dimensions(generator):
         basis.score(basis.embed(ys), ys, "paper")
     with pytest.raises(InputError, match="1 to 5 leading directions. Got 6"):
         basis.rotated(ys, dim=6)
+
+
+@pytest.mark.parametrize("form", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
+def test_keeps_nothing_of_the_callers_outputs(form, generator):
+    ys = form(vectors(30).numpy())
+    basis = sketch_basis(kernels.Gaussian(0.2), ys, sketches.Full(), generator=generator)
+    before = basis.embed(vectors(5))
+    ys *= 3
+    assert torch.equal(basis.embed(vectors(5)), before)
+
+
+def test_undefined_outputs_are_named_by_their_place_among_all(monkeypatch, generator):
+    monkeypatch.setattr("dsokr.basis.BLOCK", 7)
+    ys = vectors(30)
+    basis = sketch_basis(kernels.Cosine(), ys, sketches.SubSample(3), generator=generator)
+    ys[23] = 0
+    with pytest.raises(KernelError, match="at index 23"):
+        basis.embed(ys)
+    with pytest.raises(KernelError, match="at index 23"):
+        sketch_basis(kernels.Cosine(), ys, sketches.SubSample(3), generator=generator)
+
+
+def test_overflow_is_not_blamed_on_the_eigensolver(generator):
+    with pytest.raises(KernelError, match="not finite"):
+        sketch_basis(kernels.Polynomial(900), 10 * vectors(9), sketches.Full(), generator=generator)

@@ -114,6 +114,10 @@ def test_select_size_prints_a_table(dsokr, outputs):
         (["select-size", "{}/bad.csv"], "line 3: could not convert string to float: 'x'"),
         (["select-size", "{}/ragged.csv"], "line 2: expected 2 columns. Got 1"),
         (["select-size", "{}/few.csv"], "At least ten outputs"),
+        (["select-size", "{}/typo.csv"], "line 1: could not convert string to float: '2.O'"),
+        (["select-size", "{}/y.npy", "--plot", "p.xyz"], "a picture must be one of"),
+        (["select-size", "{}/y.npy", "--plot", "nowhere/p.png"], "There is no folder nowhere"),
+        (["demo", "--out", "{}/y.npy"], "is a file. Choose a folder"),
         (["select-size", "{}/y.txt"], "cannot read .txt"),
         (["select-size", "{}/broken.npy"], "cannot be read"),
         (["reproduce", "synthetic", "--quick", "--reduced"], "Choose one of --quick and --reduced"),
@@ -122,7 +126,8 @@ def test_select_size_prints_a_table(dsokr, outputs):
 def test_errors_are_one_sentence_and_exit_code_one(dsokr, outputs, arguments, message):
     (outputs / "bad.csv").write_text("1,2\n3,4\nx,5\n")
     (outputs / "ragged.csv").write_text("1,2\n3\n")
-    (outputs / "few.csv").write_text("1,2\n3,4\n")
+    (outputs / "few.csv").write_text("1,2\n3,4\n\n")
+    (outputs / "typo.csv").write_text("1,2.O\n3,4\n")
     (outputs / "y.txt").write_text("1")
     (outputs / "broken.npy").write_bytes(b"nonsense")
     done = dsokr(*(argument.format(outputs) for argument in arguments))

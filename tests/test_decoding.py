@@ -103,3 +103,23 @@ def test_ranks_count_ties_half():
 def test_metrics_refuse(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_of_equal_candidates_the_first_wins(k, basis, monkeypatch):
+    monkeypatch.setattr("dsokr.decoders.embedded.BLOCK", 4)
+    ys = vectors(3).repeat_interleave(5, dim=0)  # five copies of each
+    ranking = EmbeddedOutputs(basis, ys).top(basis.embed(vectors(3)), k, "projected")
+    assert ranking.indices.tolist() == [[5 * i + j for j in range(k)] for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("ys", "expected"),
+    [
+        ([torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([2.0])], [0, 2]),
+        ([([1.0, 2.0], "a"), ([1.0, 2.0], "a"), ([1.0, 2.0], "b")], [0, 2]),
+        ([[1, [2]], [1, [2]]], [0]),
+    ],
+)
+def test_distinct_looks_inside(ys, expected):
+    assert distinct(ys).tolist() == expected

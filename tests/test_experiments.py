@@ -1,4 +1,5 @@
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Generator
 from dsokr.baselines import Regression
 from dsokr.data import scenes
 from dsokr.data.synthetic import LeastSquares
-from dsokr.errors import InputError
+from dsokr.errors import InputError, MissingExtraError
 from dsokr.experiments import demo, synthetic
 from dsokr.experiments.report import Report
 from dsokr.experiments.results import Results, read_rows
@@ -136,3 +137,13 @@ def test_plain_regression_learns():
     assert model.fit(X[:200], Y[:200], validation=(X[200:], Y[200:])).score(X[200:], Y[200:]) > 0.99
     with pytest.raises(InputError, match="Got 3 inputs and 2 outputs"):
         model.fit(X[:3], Y[:2])
+    assert model.fit(X.tolist(), Y[:, 0].tolist()).predict(X).shape == (300,)
+    with pytest.raises(InputError, match="by the loss"):
+        Regression(MLP(()), Training(monitor=lambda a, b: 0.0)).fit(X, Y)
+
+
+def test_the_demo_misses_matplotlib_before_it_trains(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    monkeypatch.setattr(demo.scenes, "generate", lambda *a, **k: pytest.fail("went on"))
+    with pytest.raises(MissingExtraError, match=r"dsokr\[plots\]"):
+        demo.run(tmp_path, demo.QUICK)

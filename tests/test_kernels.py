@@ -112,3 +112,38 @@ def test_normalisation_names_the_output_it_fails_on():
 def test_refuses(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+class Stored(kernels.Kernel):
+    """A kernel of a user's own that hands out its own memory."""
+
+    gram = torch.eye(4, dtype=torch.float64) * 4
+
+    def __call__(self, a, b):
+        return self.gram
+
+    def diag(self, a):
+        return self.gram.diagonal()
+
+
+def test_combining_kernels_never_writes_into_what_a_kernel_returned():
+    kernel, ys = Stored(), [0, 1, 2, 3]
+    (kernel + kernel)(ys, ys)
+    kernel.normalized()(ys, ys)
+    (kernel * kernel)(ys, ys)
+    assert torch.equal(Stored.gram, torch.eye(4, dtype=torch.float64) * 4)
+
+
+def test_gaussian_far_from_the_origin():
+    """Distances do not drown in rounding when all outputs are far away."""
+    ys = vectors(20)
+    expected = kernels.Gaussian(0.5)(ys, ys)
+    torch.testing.assert_close(kernels.Gaussian(0.5)(ys + 1e6, ys + 1e6), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_kernels_leave_their_arguments_alone():
+    for case in KERNELS[:12]:
+        ys = case.outputs(9)
+        before = ys.toarray().copy() if sp.issparse(ys) else np.asarray(ys).copy()
+        case.made(ys, ys), case.made.diag(ys), case.made.against(ys)(ys)
+        np.testing.assert_array_equal(ys.toarray() if sp.issparse(ys) else np.asarray(ys), before)

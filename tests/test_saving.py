@@ -199,3 +199,55 @@ def test_damaged_folders_are_refused(folder, harm, message):
 def test_no_such_folder(tmp_path):
     with pytest.raises(ModelFolderError, match="is not a saved model: config.json is missing"):
         DSOKR.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("key", ["parameters", "anchors", "known", "history", "own_candidates", "decoder"])
+def test_incomplete_configs_are_refused(folder, key):
+    config = json.loads((folder / "config.json").read_text())
+    del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFolderError, match="damaged|incomplete"):
+        DSOKR.load(folder)
+
+
+def test_folders_with_a_config_of_somebody_elses_are_left_alone(tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "config.json").write_text("{}")
+    (project / "thesis.txt").write_text("years of work")
+    with pytest.raises(ModelFolderError, match="is not a saved model"):
+        fitted().save(project)
+    assert (project / "thesis.txt").read_text() == "years of work"
+    fitted().save(tmp_path / "model")
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with pytest.raises(ModelFolderError, match="is not a saved model"):
+        fitted().save(tmp_path / "model")
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+
+
+class Own(kernels.Linear):
+    pass
+
+
+def test_parts_of_ones_own_inside_other_parts(tmp_path):
+    """What cannot be written down is asked for by name, and is not needed where it does not matter."""
+    kernel = 2.0 * Own() + kernels.Gaussian(0.1)
+    training = Training(epochs=2, monitor=lambda a, b: 0.0, trainer={"callbacks": []})
+    model = fitted(kernel=kernel, training=training, loss=losses.Custom(torch.log1p))
+    model.save(tmp_path / "model")
+    with pytest.raises(ModelFolderError, match=r"DSOKR.load\(folder, kernel=...\)"):
+        DSOKR.load(tmp_path / "model")
+    loaded = DSOKR.load(tmp_path / "model", kernel=kernel, device="cpu")
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    assert loaded.loss == losses.Squared() and loaded.training.monitor == "loss"
+
+
+def test_loading_leaves_the_global_random_state_alone(tmp_path):
+    images = np.random.default_rng(0).normal(size=(60, 8, 8)).astype(np.float32)
+    options = {"training": Training(epochs=1), "random_state": 0, "device": "cpu"}
+    DSOKR(kernels.Tanimoto(), sketches.SubSample(5), networks.CNN((4,), 8), **options).fit(images, Y).save(
+        tmp_path / "m"
+    )
+    before = torch.get_rng_state()
+    DSOKR.load(tmp_path / "m", device="cpu")
+    assert torch.equal(before, torch.get_rng_state())

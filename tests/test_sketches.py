@@ -96,6 +96,9 @@ def test_leverage_sampling_prefers_outputs_that_matter(generator):
         (lambda g: sketches.SubSample(2, probabilities=(0.5, 0.5)).draw(3, g), "one entry per output"),
         (lambda g: sketches.SubSample(2, probabilities=(1.0, 0.0, 0.0)).draw(3, g), "Got 1 positive ones"),
         (lambda g: sketches.approximate_leverage(None, 5, 0.0, g), "must be positive"),
+        (lambda g: sketches.approximate_leverage(None, 5, 1.0, g, probabilities=-torch.ones(5)), "not negative"),
+        (lambda g: sketches.approximate_leverage(None, 5, 1.0, g, probabilities=torch.ones(4)), "one entry per output"),
+        (lambda g: sketches.Sparsified(2, density=1e-9).draw(50, g), "drew no entry at all"),
         (lambda g: sketches.approximate_leverage(None, 5, 1.0, g, pilot=6), "between 1 and n=5"),
     ],
 )

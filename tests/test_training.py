@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
@@ -255,6 +256,7 @@ def test_networks():
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
         ({"optimizer": "sgd"}, "optimizer must be one of"),
+        ({"precision": "64-true"}, "precision must be one of"),
         ({"schedule": "cosine"}, "schedule must be one of"),
         ({"validation_fraction": 1.0}, "validation_fraction must be in"),
         ({"monitor": "accuracy"}, "monitor must be 'loss' or a function"),
@@ -270,3 +272,62 @@ def test_signal_module_is_untouched_by_a_normal_run():
     before = signal.getsignal(signal.SIGINT)
     train(network(), pairs, val, Squared(), Training(epochs=1), seed=0, device=CPU)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pairs": lambda p: Pairs(p.inputs + 1, p.targets, p.residuals)},
+        {"pairs": lambda p: Pairs(p.inputs, 2 * p.targets, p.residuals)},
+        {"loss": Huber(0.5)},
+        {"learning_rate": 0.5},
+        {"epochs": 2},
+        {"hidden": (4,)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_resuming_something_else_is_refused(tmp_path, change):
+    interrupted_here(tmp_path)
+    pairs, val = linear_task()
+    pairs = change.get("pairs", lambda p: p)(pairs)
+    options = Training(
+        epochs=change.get("epochs", 8),
+        learning_rate=change.get("learning_rate", 1e-3),
+        folder=str(tmp_path),
+        patience=None,
+    )
+    with pytest.raises(TrainingError, match="training of something else"):
+        train(network(change.get("hidden", ())), pairs, val, change.get("loss", Squared()), options, seed=3, device=CPU)
+
+
+def interrupted_here(folder) -> None:
+    """Leave the checkpoint of a training that stopped in its third epoch."""
+
+    class Stop(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 2:
+                raise RuntimeError("power cut")
+
+    pairs, val = linear_task()
+    options = Training(epochs=8, folder=str(folder), patience=None, trainer={"callbacks": [Stop()]})
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(network(), pairs, val, Squared(), options, seed=3, device=CPU)
+
+
+def test_damaged_checkpoints_are_said(tmp_path):
+    interrupted_here(tmp_path)
+    os.truncate(tmp_path / "last.ckpt", 500)
+    pairs, val = linear_task()
+    options = Training(epochs=8, folder=str(tmp_path), patience=None)
+    with pytest.raises(TrainingError, match="damaged or incomplete. Delete it"):
+        train(network(), pairs, val, Squared(), options, seed=3, device=CPU)
+
+
+def test_mean_loss_counts_the_rows_that_were_seen():
+    pairs, val = linear_task()
+    still = Training(epochs=1, learning_rate=1e-12, batch_size=100)
+    whole = train(network(), pairs, val, Squared(), still, seed=0, device=CPU)["train_loss"][0]
+    part = replace(still, trainer={"limit_train_batches": 2})
+    assert train(network(), pairs, val, Squared(), part, seed=0, device=CPU)["train_loss"][0] == pytest.approx(
+        whole, rel=0.3
+    )

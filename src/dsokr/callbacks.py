@@ -62,27 +62,33 @@ class Bookkeeper(Callback):
             writer.writeheader()
             writer.writerows(self.rows)
 
-    def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+    def open(self) -> None:
+        """Begin, or go on with what the folder holds if it is this very training."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = self.folder / "training.txt"
+        if (self.folder / "last.ckpt").exists():
+            found = name.read_text(encoding="utf-8") if name.exists() else "nothing is known of it"
+            if found != self.fingerprint:
+                raise TrainingError(
+                    f"{self.folder} holds an interrupted training of something else ({found}; now {self.fingerprint}). "
+                    "Fit with the same data, parts and random_state, choose another Training.folder, or delete "
+                    "last.ckpt there."
+                )
+        name.write_text(self.fingerprint, encoding="utf-8")
 
     def finish(self, network: nn.Module) -> None:
         """The training is over: leave its best weights, and nothing that a new training would resume from."""
         if self.folder is not None:
             save_model(network, str(self.folder / "best.safetensors"))
-            (self.folder / "last.ckpt").unlink(missing_ok=True)
+            for name in ("last.ckpt", "training.txt"):
+                (self.folder / name).unlink(missing_ok=True)
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("rows", "best_epoch", "best_value", "best_weights", "fingerprint")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("rows", "best_epoch", "best_value", "best_weights")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["fingerprint"] != self.fingerprint:
-            raise TrainingError(
-                f"{self.folder} holds an interrupted training of something else ({state['fingerprint']}; now "
-                f"{self.fingerprint}). Fit with the same data and random_state, choose another Training.folder, "
-                "or delete last.ckpt there."
-            )
         for name, value in state.items():
             setattr(self, name, value)
 

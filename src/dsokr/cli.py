@@ -38,6 +38,7 @@ app = typer.Typer(cls=OneSentence, no_args_is_help=True, add_completion=False, r
 console = Console()
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 
 EXTRAS = {
@@ -89,7 +90,7 @@ def dsokr(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report and the model.")] = Path("dsokr-demo"),
-    seed: int = 0,
+    seed: Seed = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few seconds, for trying it out; the numbers mean nothing.")
     ] = False,
@@ -99,6 +100,8 @@ def demo(
     from dsokr.experiments import demo as experiment
 
     size = experiment.QUICK if quick else experiment.Size()
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file. Choose a folder with --out.")
     outcome = experiment.run(out, size, seed, say=_teller(as_json))
     if as_json:
         rows = [{"method": name, "f1": f1, "exact": exact, "seconds": s} for name, f1, exact, s in outcome.rows]
@@ -132,7 +135,7 @@ def reproduce(
     if quick and reduced:
         raise InputError("Choose one of --quick and --reduced.")
     study = synthetic.QUICK if quick else synthetic.REDUCED if reduced else synthetic.FULL
-    folder = results / (f"{name.value}-quick" if quick else name.value)
+    folder = results / (name.value + ("-quick" if quick else "-reduced" if reduced else ""))
     synthetic.run(study, folder, resolve_device(device), say=_teller(as_json))
     drawn = synthetic.figure(folder, figure or folder / "figure.png")
     rows = synthetic.table(folder)
@@ -156,9 +159,9 @@ def select_size(
     sketch: SketchName = SketchName.subsample,
     sizes: Annotated[str, typer.Option(help="Sizes to try, with commas; by default up to half the outputs.")] = "",
     tolerance: Annotated[float, typer.Option(help="Share of the best-to-worst range that is good enough.")] = 0.01,
-    replicates: int = 3,
+    replicates: Annotated[int, typer.Option(min=1)] = 3,
     plot: Annotated[Path | None, typer.Option(help="Draw the curve here (.png, .svg or .pdf).")] = None,
-    seed: int = 0,
+    seed: Seed = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -167,6 +170,8 @@ def select_size(
     from dsokr.devices import resolve_device
     from dsokr.experiments import own_outputs
 
+    if plot is not None:
+        own_outputs.check_picture(plot)
     train, held_out = own_outputs.split(own_outputs.read(outputs), seed)
     curve = selection.perfect_h(
         own_outputs.kernel(kernel.value, gamma),

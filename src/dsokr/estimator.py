@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 
 from dsokr.basis import BLOCK, SketchedBasis, embedded_scores, sketch_basis
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
-from dsokr.devices import resolve_device
+from dsokr.devices import resolve_device, seeded
 from dsokr.errors import InputError, ModelFolderError
 from dsokr.io import (
     NOT_WRITTEN,
@@ -201,20 +201,31 @@ class DSOKR(BaseEstimator):
         of one's own (a loss, a metric) come back as the defaults: predictions do not need them.
         """
         config, tensors = read_model(Path(folder))
-        model = cls(**_parameters(config["parameters"] | {"device": device}, parts))
+        try:
+            return cls._restored(config, tensors, device, parts)
+        except (KeyError, TypeError, RuntimeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ModelFolderError(
+                f"{folder} is damaged, or was given parts it was not saved with ({what})."
+            ) from error
+
+    @classmethod
+    def _restored(cls, config: dict[str, Any], tensors: dict[str, Tensor], device: str, given: dict[str, Any]) -> DSOKR:
+        model = cls(**_parameters(config["parameters"] | {"device": device}, given))
         where = resolve_device(device)
         anchors = unpack_outputs(config["anchors"], "anchors", tensors)
         basis = SketchedBasis(model.kernel, anchors, tensors.get("basis.weights"), tensors["basis.projection"])
-        model.basis_ = basis.to(where)
-        model.known_ = EmbeddedOutputs(model.basis_, unpack_outputs(config["known"], "known", tensors))
-        model.decoder_ = construct(config["decoder"])
+        basis = basis.to(where)
+        known = EmbeddedOutputs(basis, unpack_outputs(config["known"], "known", tensors))
+        decoder = given["decoder"].alternatives()[0] if "decoder" in given else construct(config["decoder"])
         if config["own_candidates"]:
-            model.decoder = replace(model.decoder, outputs=model.known_.outputs)  # type: ignore[type-var] # Candidates
-        model.history_ = History(**config["history"])
-        model.network_ = Standardized.plain(model.network(model.basis_.dim), model.basis_.dim)
-        prefix = "network."
-        model.network_.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-        model.network_.to(where).eval()
+            model.decoder = replace(model.decoder, outputs=known.outputs)  # type: ignore[type-var] # Candidates
+        with seeded(0):  # the weights drawn here are replaced at once
+            network = Standardized.plain(model.network(basis.dim), basis.dim)
+        weights = {name.removeprefix("network."): w for name, w in tensors.items() if name.startswith("network.")}
+        network.load_state_dict(weights)
+        model.basis_, model.known_, model.network_ = basis, known, network.to(where).eval()
+        model.decoder_, model.history_ = decoder, History(**config["history"])
         if config["n_features_in"] is not None:
             model.n_features_in_ = config["n_features_in"]
         return model
@@ -319,7 +330,7 @@ def _parameters(described: dict[str, Any], given: dict[str, Any]) -> dict[str, A
     unknown = set(given) - set(described)
     if unknown:
         raise InputError(f"DSOKR has no parameter {sorted(unknown)[0]!r}.")
-    for name in ("kernel", "network", "sketch"):
+    for name in ("kernel", "network", "sketch", "decoder"):
         if name not in described:
             raise ModelFolderError(f"config.json is incomplete: it does not name the {name}.")
         if is_unwritten(described[name]) and name not in given:
@@ -327,8 +338,8 @@ def _parameters(described: dict[str, Any], given: dict[str, Any]) -> dict[str, A
                 f"The model was saved with a {name} of its author's own ({described[name][NOT_WRITTEN]}): "
                 f"pass it as DSOKR.load(folder, {name}=...)."
             )
-    written = {name: construct(value) for name, value in described.items() if not is_unwritten(value)}
-    return written | given
+    wanted = {name: value for name, value in described.items() if name not in given and not is_unwritten(value)}
+    return {name: construct(value) for name, value in wanted.items()} | given
 
 
 def model_card(model: DSOKR) -> str:

@@ -28,6 +28,7 @@ from dsokr.types import Graph
 
 FORMAT = 1  # of the folder; raised when older versions of the package could not read it
 FAMILIES = ("kernels", "sketches", "losses", "networks", "decoders", "training")  # whose parts can be written down
+FILES = {"config.json", "model.safetensors", "README.md"}
 NOT_WRITTEN = "not written"
 
 Tensors = dict[str, Tensor]
@@ -47,12 +48,16 @@ def describe(part: Any) -> Any:
     if isinstance(part, list | tuple):
         return [describe(item) for item in part]
     if isinstance(part, Mapping):
-        return {"mapping": {str(key): describe(value) for key, value in part.items()}}
+        described = {str(key): describe(value) for key, value in part.items()}
+        return {"mapping": {key: value for key, value in described.items() if not is_unwritten(value)}}
     name = _public_name(type(part))
     if name is None:
         return {NOT_WRITTEN: repr(part)}
-    fields = [field for field in dataclasses.fields(part) if field.init and field.compare]
-    return {name: {field.name: describe(getattr(part, field.name)) for field in fields}}
+    fields = {field.name: field for field in dataclasses.fields(part) if field.init and field.compare}
+    described = {name: describe(getattr(part, name)) for name in fields}
+    if any(is_unwritten(value) and _is_required(fields[field]) for field, value in described.items()):
+        return {NOT_WRITTEN: repr(part)}  # a part cannot be made again without one of its own parts
+    return {name: described}
 
 
 def construct(description: Any) -> Any:
@@ -74,7 +79,13 @@ def construct(description: Any) -> Any:
 
 def is_unwritten(description: Any) -> bool:
     """Whether this stands for something that JSON cannot hold: a function, or a class of somebody else's."""
+    if isinstance(description, list):
+        return any(map(is_unwritten, description))
     return isinstance(description, dict) and NOT_WRITTEN in description
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _public_name(kind: type) -> str | None:
@@ -127,11 +138,17 @@ def _pack_list(items: list[Any], prefix: str, tensors: Tensors) -> dict[str, Any
         stack = np.stack if isinstance(first, np.ndarray) else torch.stack
         return {"kind": "list of rows", "rows": pack_outputs(stack(items), prefix, tensors)}
     try:
-        text = json.dumps(items).encode()
+        text = json.dumps(items, default=_plain_number).encode()
     except TypeError as error:
         raise InputError(f"Outputs of type {type(first).__name__} cannot be saved.") from error
     tensors[prefix] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return {"kind": "json"}
+
+
+def _plain_number(item: Any) -> Any:
+    if isinstance(item, np.generic):
+        return item.item()
+    raise TypeError(item)
 
 
 def unpack_outputs(form: dict[str, Any], prefix: str, tensors: Tensors) -> Outputs:
@@ -173,8 +190,8 @@ def _unpack_graphs(prefix: str, tensors: Tensors) -> list[Graph]:
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: Tensors, card: str) -> None:
-    """Write the folder whole or not at all."""
-    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").exists())):
+    """Write the folder whole or not at all. Only what is a saved model, and nothing else, is ever replaced."""
+    if folder.exists() and not _is_replaceable(folder):
         raise ModelFolderError(f"{folder} exists and is not a saved model. Choose another folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -186,10 +203,27 @@ def write_model(folder: Path, config: dict[str, Any], tensors: Tensors, card: st
         (draft / "config.json").write_text(json.dumps(head | config, indent=2) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card, encoding="utf-8")
         if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(draft, folder)
+            os.replace(folder, old := draft.with_name(f"{draft.name}-old"))
+            os.replace(draft, folder)
+            shutil.rmtree(old)
+        else:
+            os.replace(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _is_replaceable(folder: Path) -> bool:
+    """An empty folder, or one that holds a saved model and nothing else."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    if not names:
+        return True
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return names <= FILES and isinstance(config, dict) and {"format", "dsokr", "sha256"} <= set(config)
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:

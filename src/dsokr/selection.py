@@ -11,9 +11,10 @@ from torch import Generator, Tensor
 
 from dsokr.basis import Rule, SketchedSpan, sketch_span
 from dsokr.decoders import Candidates, EmbeddedOutputs
-from dsokr.errors import InputError, MissingExtraError
+from dsokr.errors import InputError
 from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, as_outputs, count, distinct, take
+from dsokr.plotting import pyplot
 from dsokr.sketches import Full, SketchSpec, approximate_leverage
 
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
@@ -133,11 +134,7 @@ def choose_size(curve: SizeCurve, tolerance: float = 0.01) -> int:
 
 def plot_sizes(curve: SizeCurve, chosen: int | None = None, label: str = "value", axes: Any = None) -> Any:
     """Plot the curve, its spread over replicates and the chosen size; returns the matplotlib axes."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plots") from error
-    axes = plt.subplots(figsize=(5, 3.4), layout="constrained")[1] if axes is None else axes
+    axes = pyplot().subplots(figsize=(5, 3.4), layout="constrained")[1] if axes is None else axes
     mean = curve.mean()
     axes.plot(curve.sizes, mean, marker="o", markersize=3)
     axes.fill_between(curve.sizes, curve.values.amin(dim=0), curve.values.amax(dim=0), alpha=0.2)

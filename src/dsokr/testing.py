@@ -49,7 +49,7 @@ def check_kernel(kernel: Kernel, ys: Outputs, tolerance: float = 1e-8) -> None:
     if isinstance(ys[0], Graph):
         renumbered = [permuted(graph, _shuffled(len(graph.labels), seed)) for seed, graph in enumerate(ys)]
         _require(same(kernel(renumbered, ys), K), kernel, "depends on how the nodes of a graph are numbered")
-    _require(kernel == kernel and _hashable(kernel), kernel, "must be hashable: make it a frozen dataclass")
+    _require(_hashable(kernel), kernel, "must be hashable: make it a frozen dataclass")
 
 
 def _require(condition: bool, kernel: Kernel, message: str) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import is_zipfile
 
 import lightning.pytorch as pl
 import torch
@@ -19,6 +20,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch import Generator, Tensor, nn
 
 from dsokr.callbacks import Bookkeeper, Progress
+from dsokr.devices import seeded
 from dsokr.errors import InputError, Interrupted, TrainingError
 from dsokr.losses import Loss
 from dsokr.networks import Standardized
@@ -36,7 +38,8 @@ class Training:
     metric of the decoded outputs, ``monitor=f`` with ``f(predicted, true)`` better when larger.
 
     With a ``folder``, metrics go to ``metrics.csv`` there and the state to ``last.ckpt`` after every epoch; an
-    interrupted fit goes on from it when called again with the same data and ``random_state``.
+    interrupted fit goes on from it when called again with the same data and ``random_state``, exactly as if it had not
+    been interrupted unless the network itself draws random numbers (dropout).
 
     >>> Training(epochs=5, schedule="linear", warmup_steps=100).learning_rate
     0.001
@@ -51,10 +54,10 @@ class Training:
     warmup_steps: int = 0
     gradient_clip: float | None = None
     standardize: bool = True  # the network works in units of its targets' mean and spread; the loss does not change
-    precision: str = "32-true"  # any precision of Lightning's, e.g. "bf16-mixed"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     validation_fraction: float = 0.1  # share of the pairs held out when fit is given no validation pairs
     monitor: Literal["loss"] | Metric = "loss"
-    patience: int | None = 10  # epochs without improvement before stopping; None: never stop early
+    patience: int | None = 10  # validations without improvement before stopping; None: never stop early
     check_every: int = 1  # epochs between validations
     keep_data_on_device: bool = True
     folder: str | None = None
@@ -70,7 +73,11 @@ class Training:
             raise InputError(f"Training.learning_rate must be positive. Got {self.learning_rate}.")
         if not 0 <= self.validation_fraction < 1:
             raise InputError(f"Training.validation_fraction must be in [0, 1). Got {self.validation_fraction}.")
-        for name, allowed in (("optimizer", ("adam", "adamw")), ("schedule", ("constant", "linear"))):
+        for name, allowed in (
+            ("optimizer", ("adam", "adamw")),
+            ("schedule", ("constant", "linear")),
+            ("precision", ("32-true", "bf16-mixed", "16-mixed")),
+        ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"Training.{name} must be one of {allowed}. Got {getattr(self, name)!r}.")
         if self.monitor != "loss" and not callable(self.monitor):
@@ -130,7 +137,9 @@ def train(
     ``evaluate`` scores the coefficients of the validation inputs when the monitor is a task metric. The global random
     state is the same before and after.
     """
-    book = Bookkeeper("val_score" if evaluate else "val_loss", training.folder, _fingerprint(pairs, training, seed))
+    fingerprint = _fingerprint(network, pairs, loss, training, seed)
+    book = Bookkeeper("val_score" if evaluate else "val_loss", training.folder, fingerprint)
+    book.open()
     module = _Regression(network, pairs, validation, loss, training, seed, evaluate)
     callbacks: list[Callback] = [book]
     if validation is not None and training.patience is not None:
@@ -140,8 +149,7 @@ def train(
         callbacks.append(Progress(book, always=training.progress is True))
     if training.folder is not None:
         callbacks.append(ModelCheckpoint(training.folder, "last", save_on_train_epoch_end=True, **_LATEST_ONLY))
-    with _quiet(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with _quiet(), seeded(seed):
         _run(pl.Trainer(**_trainer_arguments(training, module, callbacks, device)), module, training)
     network.load_state_dict(book.best_weights)
     book.finish(network)
@@ -175,6 +183,8 @@ def _trainer_arguments(training: Training, module: _Regression, callbacks: list[
 def _run(trainer: pl.Trainer, module: _Regression, training: Training) -> None:
     checkpoint = None if training.folder is None else Path(training.folder) / "last.ckpt"
     resume = str(checkpoint) if checkpoint is not None and checkpoint.exists() else None
+    if resume is not None and not is_zipfile(resume):  # as torch writes them, with the directory at the very end
+        raise TrainingError(f"{resume} is damaged or incomplete. Delete it to start anew.")
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT)
     try:
@@ -190,11 +200,15 @@ def _run(trainer: pl.Trainer, module: _Regression, training: Training) -> None:
         raise Interrupted(f"Training was interrupted in epoch {trainer.current_epoch + 1}. {remedy}") from stop
 
 
-def _fingerprint(pairs: Pairs, training: Training, seed: int) -> str:
-    """What must be the same for a checkpoint to be continued: the seed, the sizes and the targets themselves."""
-    total = pairs.targets.double().sum().item()
+def _fingerprint(network: nn.Module, pairs: Pairs, loss: Loss, training: Training, seed: int) -> str:
+    """What must be the same for a checkpoint to be continued, in words; the data by the sums of their numbers."""
+    inputs, targets = pairs.inputs.double().sum().item(), pairs.targets.double().sum().item()
+    weights = sum(w.numel() for w in network.parameters())
+    monitor = training.monitor if isinstance(training.monitor, str) else getattr(training.monitor, "__name__", "metric")
     return (
-        f"seed {seed}, {len(pairs)} pairs, p = {pairs.targets.shape[1]}, batches of {training.batch_size}, {total:.6e}"
+        f"seed {seed}, {len(pairs)} pairs (inputs {inputs:.6e}, targets {targets:.6e}), p = {pairs.targets.shape[1]}, "
+        f"{weights} weights, {type(loss).__name__} loss, {training.epochs} epochs in batches of {training.batch_size}, "
+        f"{training.optimizer} at {training.learning_rate:g}, {training.schedule} schedule, monitor {monitor}"
     )
 
 
@@ -227,7 +241,8 @@ class SlicedBatches:
         n = len(self.pairs)
         if self.order is None:
             for start in range(0, n, self.batch_size):
-                yield self.pairs.rows(slice(start, start + self.batch_size))
+                inputs, targets, residuals = self.pairs.rows(slice(start, start + self.batch_size))
+                yield inputs.clone(), targets, residuals  # a network may work in place
         else:
             for index in self.order(n).to(self.pairs.inputs.device).split(self.batch_size):
                 yield self.pairs.rows(index)
@@ -251,7 +266,7 @@ class _Regression(pl.LightningModule):
         self.evaluate = evaluate
         self.pairs, self.validation = pairs, validation
         self.steps_per_epoch = math.ceil(len(pairs) / training.batch_size)
-        self._losses: list[Tensor] = []
+        self._losses: list[tuple[Tensor, int]] = []
         self._checked: list[tuple[Tensor, Tensor, int]] = []
 
     def setup(self, stage: str) -> None:
@@ -274,7 +289,7 @@ class _Regression(pl.LightningModule):
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         loss = self._loss(self.network(batch[0]), batch)
-        self._losses.append(loss.detach() * len(batch[0]))
+        self._losses.append((loss.detach(), len(batch[0])))
         return loss
 
     def _loss(self, z: Tensor, batch: Batch) -> Tensor:
@@ -282,8 +297,8 @@ class _Regression(pl.LightningModule):
 
     def epoch_loss(self) -> float:
         """The mean training loss of the epoch that just ended, which also starts a new count."""
-        seen = len(self.pairs) - len(self.pairs) % self.trainer.world_size
-        mean = torch.stack(self._losses).sum() * self.trainer.world_size / seen
+        total = torch.stack([loss * rows for loss, rows in self._losses]).sum()
+        mean = total / sum(rows for _, rows in self._losses)
         self._losses.clear()
         self.log("train_loss", mean, sync_dist=self.trainer.world_size > 1)
         if not torch.isfinite(mean):

@@ -22,7 +22,8 @@ from dsokr.training import Pairs, Training, standardized, train
 class Regression(RegressorMixin, BaseEstimator):
     """min over W of the mean of ‖g_W(x) − y‖², for outputs that are vectors.
 
-    It is trained exactly as :class:`dsokr.DSOKR` trains its network. ``predict`` gives real vectors.
+    The network is trained as :class:`dsokr.DSOKR` trains its own, but without ``validation`` none of the pairs is held
+    out, and the epoch is chosen by the loss. ``predict`` gives real vectors.
 
     >>> from dsokr import Training, networks
     >>> X = np.linspace(-1, 1, 64)[:, None]
@@ -46,12 +47,16 @@ class Regression(RegressorMixin, BaseEstimator):
 
     def fit(self, X: Any, Y: Any, validation: tuple[Any, Any] | None = None) -> Regression:
         """Train on pairs; ``validation`` is a pair (X, Y) on which the epoch to keep is chosen."""
-        Y = as_outputs(Y)
+        X, Y = (as_outputs(part, name) for part, name in ((X, "X"), (Y, "Y")))
+        X, Y = (np.asarray(part) if isinstance(part, list | tuple) else part for part in (X, Y))
+        if self.training.monitor != "loss":
+            raise InputError("Regression chooses the epoch by the loss: Training.monitor must be 'loss'.")
         if count(X) != count(Y):
             raise InputError(f"X and Y must have as many rows. Got {count(X)} inputs and {count(Y)} outputs.")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         device = resolve_device(self.device)
-        width = int(np.prod(Y.shape[1:]))
+        self.output_shape_ = tuple(Y.shape[1:])
+        width = int(np.prod(self.output_shape_))
         network = built(self.network, width, X, seed)
         pairs, val = _pairs(network, X, Y), None if validation is None else _pairs(network, *validation)
         self.network_ = standardized(network, pairs, self.training)
@@ -60,7 +65,8 @@ class Regression(RegressorMixin, BaseEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "network_")
-        return outputs_of(self.network_, prepared(self.network_, X)).cpu().numpy()
+        predicted = outputs_of(self.network_, prepared(self.network_, np.asarray(X))).cpu().numpy()
+        return predicted.reshape(len(predicted), *self.output_shape_)
 
 
 def _pairs(network: nn.Module, X: Any, Y: Any) -> Pairs:

@@ -62,25 +62,32 @@ class EmbeddedOutputs:
         """The k best outputs for every row of z, exactly; of equal ones the first. Memory O(n · k) and a block."""
         k = min(k, len(self))
         z = z.to(device=self.basis.device, dtype=torch.float64)
+        # ‖z‖² is in all projected scores of a row; near a score of zero it would hide which ones are equal
+        constant = torch.linalg.vecdot(z, z)[:, None] * (rule == "projected")
         best = torch.full((len(z), k), -torch.inf, dtype=z.dtype, device=z.device)
         at = torch.zeros((len(z), k), dtype=torch.long, device=z.device)
         for where, embedding, diag in self.blocks():
             for rows in torch.arange(len(z), device=z.device).split(QUERY_BLOCK):
-                scores = embedded_scores(z[rows], embedding, diag, rule)
+                scores = embedded_scores(z[rows], embedding, diag, rule).add_(constant[rows])
                 found, columns = _largest(scores, min(k, scores.shape[1]))
                 merged = torch.cat([best[rows], found], dim=1)
                 places = torch.cat([at[rows], columns + where.start], dim=1)
-                order = merged.sort(dim=1, descending=True, stable=True).indices[:, :k]
+                order = merged.float().sort(dim=1, descending=True, stable=True).indices[:, :k]
                 best[rows], at[rows] = merged.gather(1, order), places.gather(1, order)
-        return Ranking(at, best)
+        return Ranking(at, best.sub_(constant))
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
-    """The k largest of every row, with their columns; of equal ones the first. ``topk`` itself takes any of them."""
-    least = scores.topk(k, dim=1).values[:, -1:]
-    above, equal = scores > least, scores == least
+    """The k largest of every row, with their columns; of equal ones the first.
+
+    Scores that agree in single precision are equal: the last bits of a sum depend on where in a block it stands, so
+    that without this even two copies of one output would differ. ``topk`` itself would take any of several equal ones.
+    """
+    keys = scores.float()
+    least = keys.topk(k, dim=1).values[:, -1:]
+    above, equal = keys > least, keys == least
     chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
     columns = chosen.nonzero()[:, 1].reshape(len(scores), k)
-    values = scores.gather(1, columns)
-    order = values.sort(dim=1, descending=True, stable=True).indices
-    return values.gather(1, order), columns.gather(1, order)
+    order = keys.gather(1, columns).sort(dim=1, descending=True, stable=True).indices
+    columns = columns.gather(1, order)
+    return scores.gather(1, columns), columns

@@ -21,6 +21,7 @@ from dsokr.baselines import Regression
 from dsokr.data import scenes
 from dsokr.estimator import DSOKR
 from dsokr.experiments.report import Report
+from dsokr.plotting import pyplot
 from dsokr.training import Training
 
 KERNEL = kernels.Tanimoto()
@@ -50,6 +51,8 @@ class Outcome:
 
 def run(folder: Path, size: Size = Size(), seed: int = 0, say: Callable[[str], None] = print) -> Outcome:  # noqa: B008
     """Train DSOKR and a plain regression network on the same pictures, and write ``report.html`` into ``folder``."""
+    pyplot()  # the report needs it: better missed now than after the training
+    folder.mkdir(parents=True, exist_ok=True)
     sets = [scenes.generate(n, seed=seed + i) for i, n in enumerate((size.n_train, size.n_val, size.n_test))]
     train, val, test = ((s.images, s.labels) for s in sets)
     known = np.unique(train[1], axis=0)
@@ -127,9 +130,7 @@ def words(bits: np.ndarray) -> str:
 
 
 def _gallery(images: np.ndarray, labels: np.ndarray, predicted: np.ndarray) -> Any:
-    import matplotlib.pyplot as plt
-
-    fig, grid = plt.subplots(2, 6, figsize=(12, 6.4), layout="constrained")
+    fig, grid = pyplot().subplots(2, 6, figsize=(12, 6.4), layout="constrained")
     for axes, image, truth, guess in zip(grid.flat, images, labels, predicted, strict=False):
         axes.imshow(image.transpose(1, 2, 0))
         axes.set(xticks=[], yticks=[])
@@ -141,10 +142,8 @@ def _gallery(images: np.ndarray, labels: np.ndarray, predicted: np.ndarray) -> A
 
 
 def _rankings(model: DSOKR, test: tuple[Any, Any]) -> Any:
-    import matplotlib.pyplot as plt
-
     ranking = model.rank(test[0][:3], k=5)
-    fig, grid = plt.subplots(3, 2, figsize=(9, 6), layout="constrained", width_ratios=(1, 3))
+    fig, grid = pyplot().subplots(3, 2, figsize=(9, 6), layout="constrained", width_ratios=(1, 3))
     for (left, right), image, indices, scores in zip(grid, test[0], ranking.indices, ranking.scores, strict=False):
         left.imshow(image.transpose(1, 2, 0))
         left.set(xticks=[], yticks=[])
@@ -162,9 +161,7 @@ def _rankings(model: DSOKR, test: tuple[Any, Any]) -> Any:
 
 
 def _curves(model: DSOKR, curve: Any, chosen: int) -> Any:
-    import matplotlib.pyplot as plt
-
-    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+    fig, (left, right) = pyplot().subplots(1, 2, figsize=(10, 3.4), layout="constrained")
     selection.plot_sizes(curve, chosen, label="F1", axes=left)
     for name in ("train_loss", "val_loss"):
         right.plot(range(1, len(model.history_.rows) + 1), model.history_[name], label=name.replace("_", " "))

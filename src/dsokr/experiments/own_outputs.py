@@ -11,6 +11,7 @@ from torch import Generator
 from dsokr import kernels, sketches
 from dsokr.errors import InputError
 from dsokr.outputs import Outputs, as_outputs, count, take
+from dsokr.plotting import pyplot
 
 
 def read(path: Path) -> Outputs:
@@ -29,24 +30,46 @@ def read(path: Path) -> Outputs:
                 raise InputError(
                     f"{path}: cannot read {other or 'a file without a suffix'}. Use .npy, .npz, .csv or .tsv."
                 )
+    except InputError:
+        raise
     except (ValueError, OSError, KeyError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     return as_outputs(ys, str(path))
 
 
 def _read_table(path: Path, separator: str) -> np.ndarray:
-    """Numbers; a first line that is not numbers is taken for a header."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """Numbers; a first line without any number is a header, and empty lines are passed over."""
     rows: list[list[float]] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        cells = line.split(separator)
+        if number == 1 and not any(map(_is_number, cells)):
+            continue
         try:
-            rows.append([float(cell) for cell in line.split(separator)])
+            rows.append([float(cell) for cell in cells])
         except ValueError as error:
-            if number > 1:
-                raise InputError(f"{path}, line {number}: {error}.") from error
-        if rows and len(rows[-1]) != len(rows[0]):
+            raise InputError(f"{path}, line {number}: {error}.") from error
+        if len(rows[-1]) != len(rows[0]):
             raise InputError(f"{path}, line {number}: expected {len(rows[0])} columns. Got {len(rows[-1])}.")
     return np.array(rows)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def check_picture(path: Path) -> None:
+    """Whether a picture can be written there, asked before any work is done."""
+    known = pyplot().gcf().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in known:
+        raise InputError(f"{path}: a picture must be one of {', '.join(sorted(known))}.")
+    if not path.parent.is_dir():
+        raise InputError(f"There is no folder {path.parent} for the picture.")
 
 
 def split(ys: Outputs, seed: int) -> tuple[Outputs, Outputs]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsokr.plotting import pyplot
+
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1c2330; }
 h1 { margin-bottom: 0.2rem; } h2 { margin-top: 2.2rem; } .lead { color: #51607a; margin-top: 0; }
 table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: 0.35rem 0.9rem; text-align: right; }
 th { border-bottom: 2px solid #1c2330; } td { border-bottom: 1px solid #dde2ea; }
 td:first-child, th:first-child { text-align: left; } img { max-width: 100%; } tr.ours td { font-weight: 600; }
-.right { color: #1a7f37; } .wrong { color: #b42318; }
 """
 
 
@@ -46,11 +47,9 @@ class Report:
 
     def figure(self, fig: Any, alt: str) -> None:
         """A matplotlib figure, which is closed afterwards."""
-        import matplotlib.pyplot as plt
-
         buffer = io.BytesIO()
         fig.savefig(buffer, format="png", dpi=130)
-        plt.close(fig)
+        pyplot().close(fig)
         data = base64.b64encode(buffer.getvalue()).decode()
         self.parts.append(f'<p><img src="data:image/png;base64,{data}" alt="{html.escape(alt)}"></p>')
 

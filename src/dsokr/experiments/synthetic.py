@@ -30,10 +30,12 @@ from torch import Generator, Tensor, nn
 from dsokr import sketches
 from dsokr.basis import SketchedBasis, sketch_basis, sketch_span
 from dsokr.data.synthetic import LeastSquares, LeastSquaresData
+from dsokr.devices import seeded
 from dsokr.experiments.results import Results, Row, read_rows
 from dsokr.kernels import Linear
 from dsokr.losses import Squared
 from dsokr.networks import MLP
+from dsokr.plotting import pyplot
 from dsokr.selection import leverage_scores
 from dsokr.training import Pairs, Training, train
 
@@ -170,8 +172,7 @@ def _slices(widths: list[int]) -> list[slice]:
 
 def perceptron(pairs: Pairs, seed: int) -> nn.Module:
     """A single layer, its weights drawn from the seed."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         network = MLP(hidden=())(pairs.targets.shape[1])
         network(pairs.inputs[:1].cpu())
     return network
@@ -208,8 +209,7 @@ class BestOfEach(Callback):
 
 def figure(folder: Path, image: Path) -> Path:
     """Figure 1 from the files in ``folder``: leverage scores, Perfect h, and DSOKR minus NN, against m."""
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     leverage, perfect, models = (read_rows(folder / f"{n}.jsonl") for n in ("leverage", "perfect_h", "models"))
     nn_mse = _mean([row for row in models if row["method"] == "nn"])
     fig, (left, centre, right) = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")

@@ -9,7 +9,8 @@ from dsokr.errors import InputError
 def ranks(scores: Tensor, truth: Tensor) -> Tensor:  # (n, c), (n,) -> (n,)
     """The rank of candidate ``truth[i]`` in row i: 1 + the number scored better + half the number of equal others.
 
-    Scores may be negative; larger is better.
+    Scores may be negative; larger is better. Scores that agree in single precision are equal: the last bits of a sum
+    depend on the order of its terms.
 
     >>> ranks(torch.tensor([[-3.0, -1.0, -2.0], [5.0, 5.0, 1.0]]), torch.tensor([2, 0]))
     tensor([2.0000, 1.5000], dtype=torch.float64)
@@ -22,6 +23,7 @@ def ranks(scores: Tensor, truth: Tensor) -> Tensor:  # (n, c), (n,) -> (n,)
         )
     if torch.isnan(scores).any():
         raise InputError(f"Scores must not be NaN. Got NaN in row {int(scores.isnan().any(dim=1).nonzero()[0])}.")
+    scores = scores.float()
     own = scores.gather(1, truth[:, None].to(scores.device))
     better = (scores > own).sum(dim=1)
     equal = (scores == own).sum(dim=1) - 1

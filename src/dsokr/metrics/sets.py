@@ -17,7 +17,7 @@ def _bits(sets: Any) -> Tensor:
 
 def _pair(predicted: Any, truth: Any) -> tuple[Tensor, Tensor]:
     a, b = _bits(predicted), _bits(truth)
-    if a.shape != b.shape or a.ndim != 2:
+    if a.shape != b.shape or a.ndim != 2 or not all(((x == 0) | (x == 1)).all() for x in (a, b)):
         raise InputError(f"Label sets come as two (n, d) matrices of zeros and ones. Got {a.shape} and {b.shape}.")
     return a, b
 

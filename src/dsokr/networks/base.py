@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dsokr.devices import seeded
 from dsokr.errors import InputError
 from dsokr.outputs import take
 
@@ -68,16 +69,15 @@ def prepared(network: nn.Module, xs: Any) -> Tensor:
         name = type(network).__name__
         raise InputError(f"{name} takes arrays or tensors and has no prepare(xs). Got a list of {kind}.")
     if isinstance(xs, Tensor):
-        return xs.to(torch.float32)
+        return xs.to(torch.float32) if xs.is_floating_point() else xs  # whole numbers may be token ids
     return torch.from_numpy(np.require(xs, np.float32, "W"))  # read-only memory is copied: no tensor may hold it
 
 
 def built(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:
     """A network with its weights drawn from the seed and its input width known."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         network = factory(p)
-        first = prepared(network, take(X, slice(2)))
+        first = prepared(network, take(X, slice(2))).clone()  # a network may work in place
         with torch.no_grad():
             z = network.eval()(first)
     if z.shape != (len(first), p):
@@ -91,4 +91,4 @@ def outputs_of(network: nn.Module, inputs: Tensor) -> Tensor:  # (n, p) float32
     """What a trained network says, block by block, on the device it is on."""
     device = next(network.parameters()).device
     with torch.inference_mode():
-        return torch.cat([network(block.to(device)).float() for block in inputs.split(PREDICT_BLOCK)])
+        return torch.cat([network(block.to(device, copy=True)).float() for block in inputs.split(PREDICT_BLOCK)])
