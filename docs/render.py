@@ -34,8 +34,8 @@ def synthetic_page(folder: Path) -> str:
 
 `dsokr reproduce synthetic`. Made by `docs/render.py` from `results/synthetic/*.jsonl`: {replicates} replicates,
 {len(models)} models, {seconds:.0f} s of training on one {models[0]["hardware"]}. With `--reduced`
-({len(reduced)} models, {len({row["seed"] for row in reduced})} replicates) it was {reduced_seconds / 60:.0f} minutes of training on
-{reduced[0]["hardware"]}.
+({len(reduced)} models, {len({row["seed"] for row in reduced})} replicates) it was {reduced_seconds / 60:.0f} minutes
+on {reduced[0]["hardware"]}.
 
 ![leverage scores, Perfect h, and DSOKR minus NN](../figures/synthetic.png)
 
