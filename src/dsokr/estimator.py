@@ -117,13 +117,13 @@ class DSOKR(BaseEstimator):
         # 1.b The input network: regression of the coordinates.
         train_on, validate_on = self._split(X, Y, validation, generator)
         network = built(self.network, basis.dim, X, seed)
-        pairs = _pairs(basis, network, *train_on)
+        pairs = self._pairs(basis, network, *train_on)
         network = standardized(network, pairs, self.training)
         score = partial(self._decoded_score, basis, known, None if validate_on is None else validate_on[1])
         history = train(
             network,
             pairs,
-            None if validate_on is None else _pairs(basis, network, *validate_on),
+            None if validate_on is None else self._pairs(basis, network, *validate_on),
             loss,
             self.training,
             seed=seed,
@@ -293,6 +293,11 @@ class DSOKR(BaseEstimator):
         order = torch.randperm(count(Y), generator=generator)
         return tuple((take(X, part), take(Y, part)) for part in (order[held_out:], order[:held_out]))  # type: ignore[return-value] # two parts
 
+    def _pairs(self, basis: SketchedBasis, network: nn.Module, X: Any, Y: Outputs) -> Pairs:
+        where = basis.device if self.training.keep_data_on_device else torch.device("cpu")
+        targets, residuals = (part.float().to(where) for part in basis.embed_with_residual(Y))
+        return Pairs(prepared(network, X), targets, residuals)
+
     def _best_score(self, score: Callable[[Tensor, Decoder], float]) -> Callable[[Tensor], float]:
         """What early stopping watches if it is a metric of decoded outputs: that of the decoder which does best."""
         return lambda z: max(score(z, decoder) for decoder in self.decoder.alternatives())
@@ -313,11 +318,6 @@ class DSOKR(BaseEstimator):
 
     def _rule(self) -> Any:
         return self.decoder_.scoring_rule() if isinstance(self.decoder_, Candidates) else "kernel"
-
-
-def _pairs(basis: SketchedBasis, network: nn.Module, X: Any, Y: Outputs) -> Pairs:
-    targets, residuals = basis.embed_with_residual(Y)
-    return Pairs(prepared(network, X), targets.float(), residuals.float())
 
 
 def _scatter(kernel: Kernel, ys: Outputs) -> float:

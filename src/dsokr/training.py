@@ -59,7 +59,7 @@ class Training:
     monitor: Literal["loss"] | Metric = "loss"
     patience: int | None = 10  # validations without improvement before stopping; None: never stop early
     check_every: int = 1  # epochs between validations
-    keep_data_on_device: bool = True
+    keep_data_on_device: bool = True  # False: inputs and targets stay in main memory, batches are moved one by one
     folder: str | None = None
     progress: bool | Literal["auto"] = "auto"  # auto: a bar in a terminal, a line now and then in a log
     logger: Any = None  # any Lightning logger
@@ -137,7 +137,7 @@ def train(
     ``evaluate`` scores the coefficients of the validation inputs when the monitor is a task metric. The global random
     state is the same before and after.
     """
-    fingerprint = _fingerprint(network, pairs, loss, training, seed)
+    fingerprint = "" if training.folder is None else _fingerprint(network, pairs, loss, training, seed)
     book = Bookkeeper("val_score" if evaluate else "val_loss", training.folder, fingerprint)
     book.open()
     module = _Regression(network, pairs, validation, loss, training, seed, evaluate)
@@ -202,7 +202,7 @@ def _run(trainer: pl.Trainer, module: _Regression, training: Training) -> None:
 
 def _fingerprint(network: nn.Module, pairs: Pairs, loss: Loss, training: Training, seed: int) -> str:
     """What must be the same for a checkpoint to be continued, in words; the data by the sums of their numbers."""
-    inputs, targets = pairs.inputs.double().sum().item(), pairs.targets.double().sum().item()
+    inputs, targets = (part.sum(dtype=torch.float64).item() for part in (pairs.inputs, pairs.targets))
     weights = sum(w.numel() for w in network.parameters())
     monitor = training.monitor if isinstance(training.monitor, str) else getattr(training.monitor, "__name__", "metric")
     return (
