@@ -331,3 +331,31 @@ def test_mean_loss_counts_the_rows_that_were_seen():
     assert train(network(), pairs, val, Squared(), part, seed=0, device=CPU)["train_loss"][0] == pytest.approx(
         whole, rel=0.3
     )
+
+
+TWO_DEVICES = """
+    import os, sys, torch
+    torch.set_num_threads(1)
+    sys.path.insert(0, {tests!r})
+    from test_training import linear_task, network, CPU
+    from dsokr.losses import Squared
+    from dsokr.training import Training, train
+
+    pairs, val = linear_task()
+    net = network()
+    options = Training(epochs=30, batch_size=16, learning_rate=0.02, trainer={{"devices": 2, "strategy": "ddp"}})
+    history = train(net, pairs, val, Squared(), options, seed=0, device=CPU)
+    with open(os.path.join({folder!r}, os.environ.get("LOCAL_RANK", "0")), "w") as file:
+        print(history["val_loss"][-1], net[-1].weight.sum().item(), file=file)
+"""
+
+
+@pytest.mark.slow
+def test_two_devices_share_the_work_and_agree(tmp_path):
+    """Trainer arguments pass through: two processes, each with half of every epoch, end with the same good weights."""
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(TWO_DEVICES).format(tests=os.path.dirname(__file__), folder=str(tmp_path)))
+    subprocess.run([sys.executable, str(script)], check=True, timeout=300, capture_output=True)
+    first, second = ((tmp_path / rank).read_text() for rank in "01")
+    assert first == second
+    assert float(first.split()[0]) < 1e-3
