@@ -123,3 +123,16 @@ def test_of_equal_candidates_the_first_wins(k, basis, monkeypatch):
 )
 def test_distinct_looks_inside(ys, expected):
     assert distinct(ys).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("z", "message"),
+    [
+        (torch.zeros(3, 2), r"shape \(n, 12\), as the basis. Got \(3, 2\)"),
+        (torch.zeros(12), r"Got \(12,\)"),
+        (torch.tensor([[0.0] * 12, [0.0] * 11 + [torch.nan]]), "NaN or inf in row 1"),
+    ],
+)
+def test_refuses_coefficients(z, message, basis):
+    with pytest.raises(InputError, match=message):
+        Candidates("kernel").decode(basis, z, EmbeddedOutputs(basis, vectors(5)))

@@ -156,7 +156,7 @@ def test_scores_and_rank_agree(device):
     torch.testing.assert_close(scores.gather(1, ranking.indices), ranking.scores)
     best = candidates[ranking.indices[:, 0].cpu()]
     np.testing.assert_array_equal(best, fitted.predict(X[:9]))
-    assert fitted.rank(X[:2], k=50).indices.shape == (2, len(candidates))
+    assert fitted.rank(X[:2], k=np.int64(50)).indices.shape == (2, len(candidates))
 
 
 def test_candidates_of_ones_own():

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -97,3 +98,9 @@ def test_refuses(validation, sketch, sizes, message, generator):
 def test_refuses_tolerance():
     with pytest.raises(InputError, match="tolerance must be in"):
         choose_size(SizeCurve((1,), torch.ones(1, 1), False), tolerance=1.0)
+
+
+def test_sizes_may_be_numpy_integers(generator):
+    sizes = np.arange(2, 11, 4)
+    curve = perfect_h(kernels.Gaussian(0.2), vectors(30), vectors(9), sketches.SubSample(1), sizes, generator=generator)
+    assert choose_size(curve, tolerance=0.0) == 10

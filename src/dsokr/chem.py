@@ -39,7 +39,7 @@ def graph(smiles: str) -> Graph:
 
 
 def graphs(smiles: Sequence[str]) -> list[Graph]:
-    """The graphs of many molecules; about 8,000 a second."""
+    """The graphs of many molecules."""
     made = []
     with BlockLogs():
         for index, text in enumerate(smiles):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,10 @@ class DSOKR(BaseEstimator):
 
     def rank(self, X: Any, candidates: Outputs | None = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first: positions in ``candidates`` and scores."""
-        if not isinstance(k, int) or k < 1:
+        if not isinstance(k, Integral) or k < 1:
             raise InputError(f"k must be at least 1, a whole number. Got {k!r}.")
         z = self.coefficients(X)
-        return self._embedded(candidates).top(z, k, self._rule())
+        return self._embedded(candidates).top(z, int(k), self._rule())
 
     def predict(self, X: Any) -> Outputs:
         """One output per input, in the form in which ``fit`` got them."""

@@ -190,7 +190,10 @@ def _unpack_graphs(prefix: str, tensors: Tensors) -> list[Graph]:
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: Tensors, card: str) -> None:
-    """Write the folder whole or not at all. Only what is a saved model, and nothing else, is ever replaced."""
+    """Write the folder whole, or leave what was there. Only a saved model, and nothing else, is ever replaced.
+
+    A crash between the two renames leaves the old model beside the folder, under a name that ends in -old.
+    """
     if folder.exists() and not _is_replaceable(folder):
         raise ModelFolderError(f"{folder} exists and is not a saved model. Choose another folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)

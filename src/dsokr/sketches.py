@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -52,7 +53,7 @@ class SketchSpec(ABC):
         if self.size is None:
             return
         name = type(self).__name__
-        if not isinstance(self.size, int):
+        if not isinstance(self.size, Integral):
             raise InputError(f"{name}.size must be a whole number. Got {self.size!r}.")
         if self.size < 1:
             raise InputError(f"{name}.size must be at least 1. Got size={self.size}.")

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -125,7 +126,7 @@ def require_features(owner: Kernel, name: str, kernel: object) -> None:
 
 
 def require_integer(owner: Kernel, name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, Integral) or value < least:
         raise InputError(f"{type(owner).__name__}.{name} must be an integer of at least {least}. Got {value!r}.")
 
 

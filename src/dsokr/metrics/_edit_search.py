@@ -22,7 +22,7 @@ Flags = NDArray[np.bool_]
 
 DEPTH, PAID, BEST = 0, 1, 2  # positions in Partial.tally
 FAR = 1 << 60
-SLICE = 1 << 22  # entries of matrices that a slice of search goes through: some 10 ms
+SLICE = 1 << 22  # entries of matrices that a slice of search goes through
 
 
 class Graphs(NamedTuple):
