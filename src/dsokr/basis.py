@@ -61,6 +61,15 @@ class SketchedBasis:
         weights = None if self.weights is None else self.weights.to(device)
         return SketchedBasis(self.kernel, to_device(self.anchors, device), weights, self.projection.to(device))
 
+    def checked(self, z: Tensor) -> Tensor:  # (n, p)
+        """Coefficients as float64 on the device of the basis, or a sentence on what is wrong with them."""
+        if z.ndim != 2 or z.shape[1] != self.dim:
+            raise InputError(f"Coefficients must have shape (n, {self.dim}), as the basis. Got {tuple(z.shape)}.")
+        if not torch.isfinite(z).all():
+            at = int((~torch.isfinite(z)).any(dim=1).nonzero()[0])
+            raise InputError(f"Coefficients must be finite. Got NaN or inf in row {at}.")
+        return z.to(device=self.device, dtype=torch.float64)
+
     def embed(self, ys: Outputs) -> Tensor:  # (n, p)
         """ψ̃(y) = Ω R k^y for every output, in blocks: r kernel values and m · p multiplications an output."""
         ys = as_outputs(ys, "outputs")

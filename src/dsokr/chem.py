@@ -49,6 +49,17 @@ def graphs(smiles: Sequence[str]) -> list[Graph]:
     return made
 
 
+def canonical(smiles: Sequence[str], stereo: bool = False) -> list[str]:
+    """The canonical SMILES of many molecules, without stereochemistry unless it is wanted.
+
+    >>> canonical(["OCC", "F/C=C/F"])
+    ['CCO', 'FC=CF']
+    """
+    with BlockLogs():
+        mols = (_parsed(text, f" at index {index}") for index, text in enumerate(smiles))
+        return [Chem.MolToSmiles(mol, isomericSmiles=stereo) for mol in mols]
+
+
 def smiles(graph: Graph) -> str:
     """The canonical SMILES of a molecule.
 

@@ -149,14 +149,14 @@ class DSOKR(BaseEstimator):
     def scores(self, X: Any, candidates: Outputs | None = None) -> Tensor:  # (n, c)
         """The score of every candidate (default: those known from training) for every input; larger is better."""
         z = self.coefficients(X)
-        return embedded_scores(z, *self._embedded(candidates).coordinates(), self._rule())
+        return embedded_scores(z, *self._embedded(candidates).coordinates(), self.decoder_.scoring_rule())
 
     def rank(self, X: Any, candidates: Outputs | None = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first: positions in ``candidates`` and scores."""
         if not isinstance(k, Integral) or k < 1:
             raise InputError(f"k must be at least 1, a whole number. Got {k!r}.")
         z = self.coefficients(X)
-        return self._embedded(candidates).top(z, int(k), self._rule())
+        return self._embedded(candidates).top(z, int(k), self.decoder_.scoring_rule())
 
     def predict(self, X: Any) -> Outputs:
         """One output per input, in the form in which ``fit`` got them."""
@@ -248,6 +248,7 @@ class DSOKR(BaseEstimator):
                 "network must be a function from p to a torch module, such as networks.MLP() or `lambda p: ...`: "
                 f"p is known only once the basis is. Got {type(self.network).__name__}."
             )
+        self.decoder.check(self.kernel)
 
     def _check_pairs(self, X: Any, Y: Outputs) -> tuple[Any, Outputs]:
         if Y is None:
@@ -316,9 +317,6 @@ class DSOKR(BaseEstimator):
 
     def _embedded(self, candidates: Outputs | None) -> EmbeddedOutputs:
         return self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)
-
-    def _rule(self) -> Any:
-        return self.decoder_.scoring_rule() if isinstance(self.decoder_, Candidates) else "kernel"
 
 
 def _scatter(kernel: Kernel, ys: Outputs) -> float:

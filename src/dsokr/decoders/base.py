@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dsokr.basis import SketchedBasis
+from dsokr.basis import Rule, SketchedBasis
 from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, distinct, take
 
 
@@ -25,6 +26,13 @@ class Decoder(ABC):
     @abstractmethod
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
         """Outputs for the coefficients z (n, p). ``known`` holds the candidates, or where a search may start."""
+
+    def check(self, kernel: Kernel) -> None:  # noqa: B027 # most decoders of a list have nothing to refuse
+        """Say in an ``InputError`` if coordinates in a basis of this kernel are not for this decoder."""
+
+    def scoring_rule(self) -> Rule:
+        """How this decoder scores outputs, see :func:`dsokr.basis.embedded_scores`."""
+        return "kernel"
 
     def alternatives(self) -> tuple[Decoder, ...]:
         """The decoders between which validation decides when this one leaves something open; else itself."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from dsokr.basis import BLOCK, Rule, SketchedBasis, embedded_scores
-from dsokr.errors import InputError
 from dsokr.outputs import Outputs, as_outputs, blocks, count
 
 QUERY_BLOCK = 1024  # rows of coefficients scored at once against a block of outputs
@@ -62,7 +61,7 @@ class EmbeddedOutputs:
     def top(self, z: Tensor, k: int, rule: Rule) -> Ranking:
         """The k best outputs for every row of z, exactly; of equal ones the first. Memory O(n · k) and a block."""
         k = min(k, len(self))
-        z = self._checked(z).to(device=self.basis.device, dtype=torch.float64)
+        z = self.basis.checked(z)
         # ‖z‖² is in all projected scores of a row; near a score of zero it would hide which ones are equal
         constant = torch.linalg.vecdot(z, z)[:, None] * (rule == "projected")
         best = torch.full((len(z), k), -torch.inf, dtype=z.dtype, device=z.device)
@@ -76,14 +75,6 @@ class EmbeddedOutputs:
                 order = merged.float().sort(dim=1, descending=True, stable=True).indices[:, :k]
                 best[rows], at[rows] = merged.gather(1, order), places.gather(1, order)
         return Ranking(at, best.sub_(constant))
-
-    def _checked(self, z: Tensor) -> Tensor:
-        if z.ndim != 2 or z.shape[1] != self.basis.dim:
-            raise InputError(f"Coefficients must have shape (n, {self.basis.dim}), as the basis. Got {tuple(z.shape)}.")
-        if not torch.isfinite(z).all():
-            at = int((~torch.isfinite(z)).any(dim=1).nonzero()[0])
-            raise InputError(f"Coefficients must be finite. Got NaN or inf in row {at}.")
-        return z
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
