@@ -87,6 +87,11 @@ KERNELS = [
     Case("weisfeiler-lehman with edges", kernels.WeisfeilerLehman(2, edge_labels=True), graphs),
     Case("core", kernels.Core(kernels.WeisfeilerLehman(2)).normalized(), graphs),
     Case("nspd", kernels.NSPD(1, 2).normalized(), graphs),
+    Case(
+        "sum of graph kernels",
+        2.0 * kernels.WeisfeilerLehman(2).normalized() + kernels.ShortestPath() + kernels.EdgeHistogram(),
+        graphs,
+    ),
     Case("views", kernels.Views(0.5 * kernels.WeisfeilerLehman(2).normalized(), 0.5 * kernels.Tanimoto()), views),
     Case("normalised sum", (kernels.Linear() + 2.0 * kernels.Gaussian(0.1)).normalized(), vectors),
 ]

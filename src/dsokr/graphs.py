@@ -49,9 +49,35 @@ class GraphBatch:
             ends = np.fromiter(triples, np.int64, 3 * edges.sum()).reshape(-1, 3)
         except (AttributeError, TypeError, OverflowError) as error:
             raise _first_unusable(graphs) from error
+        return GraphBatch.from_edges(nodes, labels, edges, ends)
+
+    @staticmethod
+    def from_edges(nodes: np.ndarray, labels: np.ndarray, edges: np.ndarray, ends: np.ndarray) -> GraphBatch:
+        """Graphs of so many ``nodes`` with ``labels``, and of so many ``edges``, the rows (i, j, label) of ``ends``.
+
+        The nodes i and j are numbered within each graph.
+        """
         offsets = starts_of(nodes)
+        ends = ends.copy()
         ends[:, :2] += np.repeat(offsets[:-1], edges)[:, None]
         return GraphBatch(offsets, labels, *_adjacency(len(labels), ends))
+
+    @staticmethod
+    def joined(batches: Sequence[GraphBatch]) -> GraphBatch:
+        """All graphs of several batches, in order.
+
+        >>> batch = GraphBatch.of([Graph((6, 8), ((0, 1, 2),)), Graph((7,))])
+        >>> list(GraphBatch.joined([batch[1:], batch])) == [batch[1], batch[0], batch[1]]
+        True
+        """
+        first = starts_of(np.array([len(batch.labels) for batch in batches]))
+        return GraphBatch(
+            starts_of(np.concatenate([np.diff(batch.offsets) for batch in batches])),
+            np.concatenate([batch.labels for batch in batches]),
+            starts_of(np.concatenate([batch.degrees() for batch in batches])),
+            np.concatenate([batch.neighbors + start for batch, start in zip(batches, first, strict=False)]),
+            np.concatenate([batch.edge_labels for batch in batches]),
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

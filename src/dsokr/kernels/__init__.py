@@ -4,7 +4,7 @@ Those on graphs and strings need numba (``pip install "dsokr[graphs]"``) when th
 """
 
 from dsokr.kernels.base import Kernel, Normalized, Product, Scaled, Sum
-from dsokr.kernels.features import FeatureKernel, Features, NormalizedFeatures
+from dsokr.kernels.features import FeatureKernel, Features, FeatureSum, NormalizedFeatures, ScaledFeatures
 from dsokr.kernels.graphs import Core, EdgeHistogram, ShortestPath, VertexHistogram, WeisfeilerLehman
 from dsokr.kernels.nspd import NSPD
 from dsokr.kernels.rankings import Hamming, Kemeny, Lehmer
@@ -19,6 +19,7 @@ __all__ = [
     "Cosine",
     "EdgeHistogram",
     "FeatureKernel",
+    "FeatureSum",
     "Features",
     "GappyNGram",
     "Gaussian",
@@ -35,6 +36,7 @@ __all__ = [
     "Polynomial",
     "Product",
     "Scaled",
+    "ScaledFeatures",
     "ShortestPath",
     "Sum",
     "Tanimoto",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import mul
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,18 +68,19 @@ class Kernel(ABC):
         return Normalized(self)
 
     def __add__(self, other: Kernel) -> Kernel:
-        return Sum((*_terms(self, Sum), *_terms(other, Sum))) if isinstance(other, Kernel) else NotImplemented
+        return Sum((*terms(self, Sum), *terms(other, Sum))) if isinstance(other, Kernel) else NotImplemented
 
     def __mul__(self, other: Kernel | float) -> Kernel:
         if isinstance(other, Kernel):
-            return Product((*_terms(self, Product), *_terms(other, Product)))
+            return Product((*terms(self, Product), *terms(other, Product)))
         return Scaled(self, float(other)) if isinstance(other, int | float) else NotImplemented
 
     def __rmul__(self, other: float) -> Kernel:
         return self * other
 
 
-def _terms(kernel: Kernel, kind: type[Sum] | type[Product]) -> tuple[Kernel, ...]:
+def terms(kernel: Kernel, kind: type[Sum] | type[Product]) -> tuple[Any, ...]:
+    """The kernels that a sum or product is made of; of any other kernel, itself."""
     return kernel.kernels if isinstance(kernel, kind) else (kernel,)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from numbers import Integral
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dsokr.compiled import compiled
 from dsokr.errors import InputError, UndefinedAt
-from dsokr.kernels.base import Evaluate, Kernel
+from dsokr.kernels.base import Evaluate, Kernel, Scaled, Sum, terms
 from dsokr.kernels.hashing import paired
 from dsokr.kernels.postings import Postings
 from dsokr.outputs import Outputs
@@ -97,8 +98,38 @@ class FeatureKernel(Kernel):
         evaluate = postings.products() if weights is None else postings.combined(weights)
         return lambda ys: evaluate(self.features(ys))
 
-    def normalized(self) -> Kernel:
+    def normalized(self) -> FeatureKernel:
         return NormalizedFeatures(self)
+
+    def __add__(self, other: Kernel) -> Kernel:
+        if isinstance(other, FeatureKernel):
+            return FeatureSum((*terms(self, Sum), *terms(other, Sum)))
+        return super().__add__(other)
+
+    def __mul__(self, other: Kernel | float) -> Kernel:
+        return ScaledFeatures(self, float(other)) if isinstance(other, int | float) else super().__mul__(other)
+
+
+@dataclass(frozen=True)
+class FeatureSum(FeatureKernel, Sum):
+    """k1(y, y') + k2(y, y') + …, whose feature map is theirs side by side."""
+
+    kernels: tuple[FeatureKernel, ...]
+
+    def features(self, ys: Outputs) -> Features:
+        return Features.joined([k.features(ys).tagged(i) for i, k in enumerate(self.kernels)])
+
+
+@dataclass(frozen=True)
+class ScaledFeatures(FeatureKernel, Scaled):
+    """factor · k(y, y'), with the feature map √factor φ(y)."""
+
+    kernel: FeatureKernel
+    factor: float
+
+    def features(self, ys: Outputs) -> Features:
+        features = self.kernel.features(ys)
+        return replace(features, values=math.sqrt(self.factor) * features.values)
 
 
 @dataclass(frozen=True)
@@ -116,7 +147,7 @@ class NormalizedFeatures(FeatureKernel):
             raise UndefinedAt(at, f"{self.kernel} cannot be normalised", why)
         return features.scaled(1 / np.sqrt(squared))
 
-    def normalized(self) -> Kernel:
+    def normalized(self) -> FeatureKernel:
         return self
 
 

@@ -51,7 +51,7 @@ class Postings:
 
         def evaluate(features: Features) -> Tensor:
             out = np.empty((len(features), self.count))  # numpy asks for huge pages, torch does not: twice as fast
-            arrays = (features.indptr, self._columns(features), features.values, place, dense)
+            arrays = (features.indptr, self.columns(features), features.values, place, dense)
             lists = (self.starts, self.rows, self.values)
             in_shares(lambda start, stop: _add_up(start, stop, *arrays, *lists, out), len(features), SHARE)
             return torch.from_numpy(out)
@@ -79,12 +79,20 @@ class Postings:
         spelled_out = (starts_of(keep)[self.starts], rows[keep], np.where(own, 1.0, self.values)[keep])
 
         def evaluate(features: Features) -> Tensor:
-            expanded = _spell_out(features.indptr, self._columns(features), features.values, *spelled_out)
+            expanded = _spell_out(features.indptr, self.columns(features), features.values, *spelled_out)
             return _weighted_sums(*expanded, table)
 
         return evaluate
 
-    def _columns(self, features: Features) -> np.ndarray:
+    def summed(self, weights: np.ndarray) -> np.ndarray:  # (n, anchors) -> (n, coordinates)
+        """Σ_j weights[i, j] anchor_j: what every combination of anchors has at each coordinate, in single precision."""
+        out = np.zeros((len(weights), len(self.ids)), np.float32)
+        share = max(1, 1_000_000 // len(self.rows))
+        by_row = (self.starts, self.rows, self.values)
+        in_shares(lambda start, stop: _summed(start, stop, weights, *by_row, out), len(weights), share)
+        return out
+
+    def columns(self, features: Features) -> np.ndarray:
         """Where each of the features' coordinates stands in ``ids``, −1 for those no anchor has."""
         return _look_up(self.slots, self.ids, features.ids)
 
@@ -211,3 +219,22 @@ def _spell_out(
                     free += 1
         all_starts[i + 1] = free
     return all_starts, all_rows, all_values
+
+
+@compiled
+def _summed(
+    start: int,
+    stop: int,
+    weights: np.ndarray,
+    starts: np.ndarray,
+    rows: np.ndarray,
+    values: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    for i in range(start, stop):
+        own = weights[i]
+        for c in range(len(starts) - 1):
+            total = 0.0
+            for k in range(starts[c], starts[c + 1]):
+                total += values[k] * own[rows[k]]
+            out[i, c] = total
