@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from dsokr.errors import InputError, KernelError, UndefinedAt
-from dsokr.kernels import Kernel
+from dsokr.kernels import FeatureKernel, Kernel
 from dsokr.kernels.base import Evaluate
 from dsokr.outputs import Outputs, as_outputs, blocks, count, take, to_device
 from dsokr.sketches import Sketch, SketchSpec
@@ -37,8 +37,16 @@ class SketchedBasis:
     projection: Tensor  # Ω, (p, m)
 
     @cached_property
-    def _evaluate(self) -> Evaluate:
-        return self.kernel.against(self.anchors, self.weights)
+    def _coordinates(self) -> Evaluate:  # ys -> (n, p)
+        """ψ̃, with all that depends on the anchors alone computed in advance.
+
+        With explicit features and no weights, ẽ_i = Σ_j Ω_ij k(·, a_j) is itself a vector of features, and the m values
+        k(y, a_j) need not be computed.
+        """
+        if self.weights is None and isinstance(self.kernel, FeatureKernel):
+            return self.kernel.against(self.anchors, self.projection)
+        evaluate = self.kernel.against(self.anchors, self.weights)
+        return lambda ys: evaluate(ys).to(self.projection) @ self.projection.T
 
     def __reduce__(self) -> tuple[Any, ...]:  # the prepared evaluation is made anew by a copy, not copied
         return SketchedBasis, (self.kernel, self.anchors, self.weights, self.projection)
@@ -71,11 +79,14 @@ class SketchedBasis:
         return z.to(device=self.device, dtype=torch.float64)
 
     def embed(self, ys: Outputs) -> Tensor:  # (n, p)
-        """ψ̃(y) = Ω R k^y for every output, in blocks: r kernel values and m · p multiplications an output."""
+        """ψ̃(y) = Ω R k^y for every output, in blocks: r kernel values and m · p multiplications an output.
+
+        With explicit features and no weights, p additions for every feature of the output instead.
+        """
         ys = as_outputs(ys, "outputs")
         z = torch.empty(count(ys), self.dim, dtype=torch.float64, device=self.device)
-        for where, values in _in_blocks(self._evaluate, ys):
-            torch.mm(values.to(z), self.projection.T, out=z[where])
+        for where, values in _in_blocks(self._coordinates, ys):
+            z[where] = values
         return z
 
     def residual(self, ys: Outputs) -> Tensor:  # (n,)
