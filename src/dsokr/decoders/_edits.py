@@ -293,8 +293,8 @@ def _remove(bonds: np.ndarray, n: int, edits: np.ndarray, count: int) -> int:
         if len(around) > 2 or (len(around) == 2 and bonds[around[0], around[1]]):
             continue
         edit = _new(edits, count)
-        for j in around:
-            _bond(edit, i, j, 0)
+        for k in range(len(around)):
+            _bond(edit, i, around[k], 0)
         if len(around) == 2:
             _bond(edit, around[0], around[1], 1)
         _label(edit, i, 0)

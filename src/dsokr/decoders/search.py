@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,7 +22,8 @@ from dsokr.kernels.hashing import mix
 from dsokr.kernels.postings import Postings
 from dsokr.outputs import Outputs, take
 
-TOGETHER = 256  # rows of coefficients that are searched side by side
+SMALL_MOLECULES = Molecules()
+TOGETHER = 64  # rows of coefficients that a thread searches side by side
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,19 @@ class GraphSearch(Decoder):
     """max over *all* graphs y of a domain of 2⟨z, ψ̃(y)⟩ − k(y, y), by best-first search from the best known outputs.
 
     ``moves`` is the domain: it lists the graphs one edit away from a graph. The search starts from the ``starts`` best
-    candidates; in each round, for each input, it expands the best graphs not expanded yet among the ``beam`` best seen,
-    and ends when there are none or ``budget`` graphs were scored for that input. The graphs that are left, the start
-    among them, are ranked by ``rule``; so the answer never scores below the best candidate by the paper's rule, and by
-    another rule not below the best of the starts. Deterministic.
+    candidates; in each round, for each input, it expands the best graph not yet expanded among the ``beam`` best found,
+    and ends when there is none or ``budget`` graphs were scored for that input. The best found, with the best
+    candidate, are then ranked by ``rule``: the answer never scores below the best candidate. Deterministic.
 
-    The kernel must have features, k(y, y') = ⟨φ(y), φ(y')⟩: then h(y) = Σ_c w_c φ_c(y) with one weight for every
-    coordinate that an anchor has, looked up per graph, so that the size of the basis plays no part in a step's cost.
+    The kernel must have features, k(y, y') = ⟨φ(y), φ(y')⟩. Then h(y) = Σ_c w_c φ_c(y), with one weight for every
+    coordinate that an anchor has: the size of the basis plays no part in the cost of scoring a graph.
 
-    >>> GraphSearch(beam=3).moves.max_atoms
-    9
+    >>> GraphSearch(beam=4, budget=500)
+    GraphSearch(moves=Molecules(valences=((6, 4), (7, 3), (8, 2), (9, 1)), max_atoms=9), rule='auto', starts=8, beam=4,
+                budget=500)
     """
 
-    moves: Moves = Molecules()
+    moves: Moves = SMALL_MOLECULES
     rule: Rule | Literal["auto"] = "auto"
     starts: int = 8
     beam: int = 8
@@ -60,8 +61,8 @@ class GraphSearch(Decoder):
     def check(self, kernel: Kernel) -> None:
         if not isinstance(kernel, FeatureKernel):
             raise InputError(
-                "GraphSearch decodes bases of kernels on graphs with features, such as WeisfeilerLehman, and sums of "
-                f"them. Got {kernel!r}. Use Candidates()."
+                "GraphSearch decodes bases of kernels on graphs that have features, such as WeisfeilerLehman, and sums "
+                f"of them. Got {kernel!r}. Use Candidates()."
             )
 
     def alternatives(self) -> tuple[Decoder, ...]:
@@ -72,44 +73,46 @@ class GraphSearch(Decoder):
             raise InputError("GraphSearch(rule='auto') is settled by fit. Name a rule to decode without fitting.")
         return self.rule
 
-    def known(self, training_outputs: Outputs) -> Outputs:
-        return GraphBatch.of(super().known(training_outputs))
-
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
         self.check(basis.kernel)
-        rule = self.scoring_rule()
-        objective = Objective.of(basis)
-        z = basis.checked(z)
-        found, scores = [], []
-        for rows in torch.arange(len(z), device=z.device).split(TOGETHER):
-            pool = self._searched(objective, z[rows], known)
-            chosen, score = _best(basis, z[rows], pool, rule)
-            found.append(pool.graphs[chosen])
-            scores.append(score)
-        graphs = GraphBatch.joined(found)
-        same_form = graphs if isinstance(known.outputs, GraphBatch) else list(graphs)
-        return Decoded(same_form, torch.cat(scores))
+        z, rule = basis.checked(z), self.scoring_rule()
+        starts = known.top(z, self.starts, rule).indices
+        found = self._found(Objective.of(basis), z, starts, known.outputs)
+        # the search goes by the paper's rule and may have dropped what another rule prefers: the best candidate
+        first = GraphBatch.of(take(known.outputs, starts[:, 0]))
+        graphs = GraphBatch.joined([first, found.graphs])
+        owners = torch.from_numpy(np.concatenate([np.arange(len(z)), found.owners])).to(z.device)
+        scores = _own_scores(z, owners, basis, graphs, rule)
+        best, chosen = _largest_of_each(scores, owners, len(z))
+        outputs = graphs[chosen.cpu().numpy()]
+        return Decoded(outputs if isinstance(known.outputs, GraphBatch) else list(outputs), best)
 
-    def _searched(self, objective: Objective, z: Tensor, known: EmbeddedOutputs) -> Pool:
-        """The best graphs found for every row of z."""
-        weights = objective.weights(z)
-        starts = known.top(z, self.starts, self.scoring_rule()).indices.cpu().numpy()
-        owners = np.repeat(np.arange(len(z)), starts.shape[1])
-        graphs = GraphBatch.of(take(known.outputs, starts.ravel()))
-        pool = objective.scored(weights, graphs, owners).best(self.beam)
-        spent = np.full(len(z), starts.shape[1])
+    def _found(self, objective: Objective, z: Tensor, starts: Tensor, outputs: Outputs) -> Pool:
+        """The best graphs for all rows of z, by the paper's rule."""
+
+        def search(rows: Tensor) -> Pool:
+            pool = self._searched(objective, z[rows], GraphBatch.of(take(outputs, starts[rows].flatten())))
+            return replace(pool, owners=pool.owners + int(rows[0]))
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            return Pool.joined(list(threads.map(search, torch.arange(len(z)).split(TOGETHER))))
+
+    def _searched(self, objective: Objective, z: Tensor, starts: GraphBatch) -> Pool:
+        weights, each = objective.weights(z), len(starts) // len(z)
+        pool = objective.scored(weights, starts, np.repeat(np.arange(len(z)), each)).best(self.beam)
+        spent = np.full(len(z), each)
         while len(front := pool.frontier(spent < self.budget)):
             pool.expanded[front] = True
             near, origins = self.moves.neighbors(pool.graphs[front])
             new = objective.scored(weights, near, pool.owners[front][origins])
             spent += np.bincount(new.owners, minlength=len(z))
-            pool = pool.joined(new).best(self.beam)
+            pool = Pool.joined([pool, new]).best(self.beam)
         return pool
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """2 h(y) − k(y, y), where h(y) = Σ_c w_c φ_c(y) and w = Σ_j c_j φ(a_j) adds up the anchors."""
+    """2 h(y) − k(y, y), where h(y) = Σ_c w_c φ_c(y) and w = Σ_j (zᵀ Ω R)_j φ(a_j) adds up the anchors."""
 
     kernel: FeatureKernel
     postings: Postings
@@ -143,51 +146,45 @@ class Pool:
     names: np.ndarray  # uint64
     expanded: np.ndarray
 
-    def joined(self, other: Pool) -> Pool:
-        own, others = (
-            (pool.owners, pool.scores, pool.names, pool.expanded) for pool in (self, other)
-        )
-        parts = (np.concatenate(pair) for pair in zip(own, others, strict=True))
-        return Pool(GraphBatch.joined([self.graphs, other.graphs]), *parts)
+    @staticmethod
+    def joined(pools: list[Pool]) -> Pool:
+        parts = zip(*((pool.owners, pool.scores, pool.names, pool.expanded) for pool in pools), strict=True)
+        return Pool(GraphBatch.joined([pool.graphs for pool in pools]), *map(np.concatenate, parts))
 
     def best(self, count: int) -> Pool:
-        """The ``count`` best graphs of every input, of those with equal features only one: the first, or expanded."""
+        """The ``count`` best graphs of every input, best first, and of those with equal features only one."""
         order = np.lexsort((~self.expanded, self.names, -self.scores, self.owners))
         owners, names = self.owners[order], self.names[order]
         new = np.ones(len(order), bool)
         new[1:] = (owners[1:] != owners[:-1]) | (names[1:] != names[:-1])
-        order = order[new]
-        place = np.arange(len(order)) - np.searchsorted(self.owners[order], self.owners[order])
-        keep = order[place < count]
+        order, owners = order[new], owners[new]
+        keep = order[np.arange(len(order)) - np.searchsorted(owners, owners) < count]
         return Pool(self.graphs[keep], self.owners[keep], self.scores[keep], self.names[keep], self.expanded[keep])
 
     def frontier(self, may_go_on: np.ndarray) -> np.ndarray:
         """The positions to expand next: of every input that may go on, the best graph that is not expanded."""
-        open_ = np.flatnonzero(~self.expanded & may_go_on[self.owners])
-        first = np.unique(self.owners[open_], return_index=True)[1]
-        return open_[first]
+        waiting = np.flatnonzero(~self.expanded & may_go_on[self.owners])
+        return waiting[np.unique(self.owners[waiting], return_index=True)[1]]
 
 
-def _best(basis: SketchedBasis, z: Tensor, pool: Pool, rule: Rule) -> tuple[np.ndarray, Tensor]:
-    """For every row of z the position of its best graph by the rule, and the score."""
-    owners = torch.from_numpy(pool.owners).to(z.device)
-    embedding, diag = basis.embed(pool.graphs), basis.diag(pool.graphs)
-    scores = torch.cat(
-        [embedded_scores(z[o : o + 1], embedding[at], diag[at], rule)[0] for o, at in _ranges(pool.owners)]
-    )
-    best = torch.full((len(z),), -torch.inf, dtype=scores.dtype, device=z.device)
+def _own_scores(z: Tensor, owners: Tensor, basis: SketchedBasis, graphs: GraphBatch, rule: Rule) -> Tensor:  # (graphs,)
+    """Every graph's score for the row that owns it."""
+    embedding, diag = basis.embed(graphs), basis.diag(graphs)
+    scores = torch.empty_like(diag)
+    for rows in torch.argsort(owners, stable=True).split(1024):
+        block = z[owners[rows].unique()]
+        all_scores = embedded_scores(block, embedding[rows], diag[rows], rule)
+        scores[rows] = all_scores.gather(0, (owners[rows] - owners[rows[0]])[None])[0]
+    return scores
+
+
+def _largest_of_each(scores: Tensor, owners: Tensor, count: int) -> tuple[Tensor, Tensor]:  # (count,), (count,)
+    """The largest score of every owner and its position, the first if there are several."""
+    best = torch.full((count,), -torch.inf, dtype=scores.dtype, device=scores.device)
     best.scatter_reduce_(0, owners, scores, "amax")
-    first = np.unique(pool.owners, return_index=True)[1]
-    chosen = [int(scores[at].argmax()) + at.start for _, at in _ranges(pool.owners)]
-    assert len(first) == len(z)
-    return np.array(chosen), best
-
-
-def _ranges(owners: np.ndarray) -> Iterator[tuple[int, slice]]:
-    """Every owner and the positions of what it has; owners are in order."""
-    starts = np.flatnonzero(np.diff(owners, prepend=-1))
-    for start, stop in zip(starts, np.append(starts[1:], len(owners)), strict=True):
-        yield int(owners[start]), slice(int(start), int(stop))
+    at = torch.where(scores == best[owners], torch.arange(len(scores), device=scores.device), len(scores))
+    first = torch.full((count,), len(scores), device=scores.device)
+    return best, first.scatter_reduce_(0, owners, at, "amin")
 
 
 @compiled
@@ -197,11 +194,9 @@ def _scores(  # type: ignore[no-untyped-def] # compiled
     """2 Σ_c w_c φ_c − Σ_c φ_c² for every row of features, and a name that equal rows share."""
     scores, names = np.zeros(len(owners)), np.zeros(len(owners), np.uint64)
     for i in range(len(owners)):
-        name = np.uint64(0)
         for k in range(indptr[i], indptr[i + 1]):
             if columns[k] >= 0:
                 scores[i] += 2 * values[k] * weights[owners[i], columns[k]]
             scores[i] -= values[k] * values[k]
-            name += mix(ids[k] + np.uint64(values[k] * 1048576.0))
-        names[i] = name
+            names[i] += mix(ids[k] ^ mix(np.uint64(values[k] * 1048576.0)))  # rounded: norms differ in the last bit
     return scores, names

@@ -16,7 +16,14 @@ from dsokr.errors import InputError
 
 Row = dict[str, Any]
 
-MEASURED = ("metrics", "seconds", "hardware", "commit", "date")  # everything else in a row says what was asked
+MEASURED = (
+    "metrics",
+    "chosen",
+    "seconds",
+    "hardware",
+    "commit",
+    "date",
+)  # everything else in a row says what was asked
 
 
 class Results:

@@ -28,6 +28,13 @@ class Prepares(Protocol):
     def prepare(self, xs: Any) -> Tensor: ...
 
 
+@runtime_checkable
+class Adapts(Protocol):
+    """A network that looks at the raw training inputs once, before it is trained (to know their alphabet, say)."""
+
+    def adapt(self, xs: Any) -> None: ...
+
+
 class Standardized(nn.Module):
     """mean + spread ⊙ g(x): a network that works in the units of its targets.
 
@@ -74,9 +81,11 @@ def prepared(network: nn.Module, xs: Any) -> Tensor:
 
 
 def built(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:
-    """A network with its weights drawn from the seed and its input width known."""
+    """A network with its weights drawn from the seed, its input width known, and adapted to the training inputs."""
     with seeded(seed):
         network = factory(p)
+        if isinstance(network, Adapts):
+            network.adapt(X)
         first = prepared(network, take(X, slice(2))).clone()  # a network may work in place
         with torch.no_grad():
             z = network.eval()(first)
