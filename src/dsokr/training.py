@@ -335,6 +335,15 @@ class _Regression(pl.LightningModule):
         if self.evaluate is not None:
             self.log("val_score", float(self.evaluate(z)))
 
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """As Lightning does, but also beside a fused optimizer in bfloat16, which it refuses: nothing is scaled there."""
+        if gradient_clip_val is not None and self.training_options.precision == "bf16-mixed":
+            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+        else:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
     def configure_optimizers(self) -> Any:
         options = self.training_options
         kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
