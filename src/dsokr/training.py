@@ -338,7 +338,7 @@ class _Regression(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """As Lightning does, but also beside a fused optimizer in bfloat16, which it refuses: nothing is scaled there."""
+        """As Lightning does, but also beside a fused optimizer in bfloat16: nothing is scaled there."""
         if gradient_clip_val is not None and self.training_options.precision == "bf16-mixed":
             nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
         else:

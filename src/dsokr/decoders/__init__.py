@@ -3,5 +3,29 @@
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.candidates import Candidates
 from dsokr.decoders.embedded import EmbeddedOutputs, Ranking
+from dsokr.decoders.gradient import Box, Gradient, Simplex
+from dsokr.decoders.labels import LabelSet
+from dsokr.decoders.moves import Molecules, Moves, Neighbors
+from dsokr.decoders.rankings import HammingRanking, Kemeny, Lehmer
+from dsokr.decoders.search import GraphSearch
+from dsokr.decoders.strings import NGram
 
-__all__ = ["Candidates", "Decoded", "Decoder", "EmbeddedOutputs", "Ranking"]
+__all__ = [
+    "Box",
+    "Candidates",
+    "Decoded",
+    "Decoder",
+    "EmbeddedOutputs",
+    "Gradient",
+    "GraphSearch",
+    "HammingRanking",
+    "Kemeny",
+    "LabelSet",
+    "Lehmer",
+    "Molecules",
+    "Moves",
+    "NGram",
+    "Neighbors",
+    "Ranking",
+    "Simplex",
+]

@@ -11,9 +11,10 @@ coefficients are also decoded by a search of all molecules, not of a list.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,19 @@ from dsokr.basis import RULES, SketchedBasis, sketch_span
 from dsokr.data.smi2mol import SMI2Mol, smi2mol
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, GraphSearch
 from dsokr.estimator import DSOKR
-from dsokr.experiments.results import Results, Row
+from dsokr.experiments.results import MEASURED, Results, Row
+from dsokr.experiments.smi2mol_baselines import Run, ile_fgw, nnbary_fgw, sisokr
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import NSPD, Core, Kernel, ShortestPath, WeisfeilerLehman
 from dsokr.metrics import edit_distance
 from dsokr.networks import CharTransformer
 from dsokr.training import Training
+from dsokr.types import Graph
 
 Say = Callable[[str], None]
+Baseline = Callable[[SMI2Mol, int], Run]  # (split, its seed)
+
+BASELINES: tuple[Baseline, ...] = (sisokr, ile_fgw, nnbary_fgw)
 
 WL = WeisfeilerLehman(3).normalized()
 WL_EDGES = WeisfeilerLehman(3, edge_labels=True).normalized()
@@ -69,6 +75,8 @@ class Model:
     dim: int | None
     training: Training
     decoders: dict[str, tuple[Decoder, ...]]
+    network: CharTransformer
+    n_train: int | None = None  # of the training molecules, the first; None: all
 
 
 TRAINING = Training(
@@ -84,6 +92,7 @@ TRAINING = Training(
     compile="reduce-overhead",
     patience=None,
 )
+LARGE = CharTransformer(layers=6, width=512, dropout=0.0, longest=64)
 EVERY_RULE = tuple(Candidates(rule) for rule in RULES)
 PAPERS = Model(
     "paper's protocol",
@@ -92,6 +101,7 @@ PAPERS = Model(
     None,
     replace(TRAINING, monitor=negative_edit_distance, check_every=2),
     {"paper's rule": (Candidates("kernel"),), "Candidates": EVERY_RULE},
+    LARGE,
 )
 OURS = Model(
     "ours",
@@ -100,21 +110,30 @@ OURS = Model(
     2048,
     TRAINING,
     {"Candidates": EVERY_RULE, "GraphSearch": tuple(GraphSearch(rule=rule) for rule in RULES)},
+    LARGE,
 )
-
-
-LARGE = CharTransformer(layers=6, width=512, dropout=0.0, longest=64)
+FEW = replace(  # as many molecules as NNBary-FGW can afford
+    OURS,
+    name="ours, few molecules",
+    sketch=sketches.SubSample(1500),
+    dim=512,
+    training=replace(
+        TRAINING, epochs=100, batch_size=32, warmup_steps=200, precision="32-true", compile=False, learning_rate=5e-4
+    ),
+    network=CharTransformer(layers=2, width=128, heads=4, dropout=0.1, longest=64),
+    n_train=1500,
+)
 
 
 @dataclass(frozen=True)
 class Study:
     """What is run."""
 
-    models: tuple[Model, ...] = (PAPERS, OURS)
-    network: CharTransformer = LARGE
+    models: tuple[Model, ...] = (PAPERS, OURS, FEW)
     splits: tuple[int, ...] = (0, 1, 2, 3, 4)
     sizes: tuple[int, ...] = (100, 200, 400, 800, 1600, 3200, 6400)
     kernel_size: int = 3200  # of the sketch with which kernels are compared
+    baselines: tuple[Baseline, ...] = BASELINES
     n_train: int | None = None  # None: all
     drawn: int = 12  # test molecules whose predictions are kept for the page
 
@@ -128,10 +147,16 @@ QUICK = Study(
             sketch=sketches.SubSample(100),
             dim=None if model.dim is None else 60,
             training=replace(model.training, **_FEW_STEPS),  # type: ignore[arg-type] # names of fields
+            network=CharTransformer(layers=2, width=64, dropout=0.0, longest=64),
+            n_train=None,
         )
-        for model in FULL.models
+        for model in (PAPERS, OURS)
     ),
-    network=CharTransformer(layers=2, width=64, dropout=0.0, longest=64),
+    baselines=(
+        partial(sisokr, input_size=100, size=100),
+        partial(ile_fgw, input_size=100, grid={"neighbors": (5,)}, n_choose=20, n_test=20),
+        partial(nnbary_fgw, n_train=20, epochs=1, n_choose=20, n_test=20, grid={"trade_off": (0.5,)}),
+    ),
     splits=(0,),
     sizes=(50, 100),
     kernel_size=100,
@@ -140,14 +165,16 @@ QUICK = Study(
 
 
 def run(study: Study, folder: Path, data: str | Path | None, device: torch.device, say: Say = print) -> None:
-    """Compute what ``folder`` does not hold yet: ``perfect_h.jsonl``, ``kernels.jsonl`` and ``models.jsonl``."""
+    """Compute what ``folder`` does not hold yet: Perfect h, the kernels compared, our models and the baselines."""
     for number in study.splits:
         split = _cut(smi2mol(data, number), study.n_train)
         if number == study.splits[0]:
             compare_sizes(study, split, folder, device, say)
             compare_kernels(study, split, folder, device, say)
         for model in study.models:
-            train_and_test(study, model, split, number, folder, device, say)
+            train_and_test(study, model, _cut(split, model.n_train), number, folder, device, say)
+        for baseline in study.baselines:
+            compare_with(study, baseline, split, number, folder, say)
 
 
 def _cut(split: SMI2Mol, n_train: int | None) -> SMI2Mol:
@@ -254,7 +281,7 @@ def train_and_test(
         "kernel": model.kernel,
         "sketch": str(model.sketch),
         "dim": model.dim,
-        "network": str(study.network),
+        "network": str(model.network),
         "epochs": model.training.epochs,
         "seed": number,
     }
@@ -262,7 +289,7 @@ def train_and_test(
     if all(results.find(row) for row in rows.values()):
         return
     start = time.perf_counter()
-    clock, estimator = Clock(), _estimator(study, model, number, device)
+    clock, estimator = Clock(), _estimator(model, number, device)
     estimator.training = replace(model.training, trainer={"callbacks": [clock]})
     estimator.fit(split.train.smiles, split.train.graphs, validation=(split.val.smiles, split.val.graphs))
     seconds = {
@@ -283,8 +310,7 @@ def train_and_test(
         }
         results.record(row, lambda measured=measured: measured)  # type: ignore[misc] # a constant
         if number == study.splits[0]:
-            drawn = [[list(g.labels), [list(e) for e in g.edges]] for g in outcome.predicted[: study.drawn]]
-            pictures.record(row, lambda drawn=drawn: {"metrics": {"graphs": drawn}})  # type: ignore[misc] # a constant
+            pictures.record(row, partial(_drawn, outcome.predicted, study.drawn))
         m = outcome.metrics
         say(
             f"split {number}, {model.name}, {name} by {outcome.decoder.scoring_rule()}: GED {m['ged']:.3f} without and "
@@ -292,11 +318,30 @@ def train_and_test(
         )
 
 
-def _estimator(study: Study, model: Model, number: int, device: torch.device) -> DSOKR:
+def _drawn(predicted: Iterable[Graph], count: int) -> Row:
+    """The first few predictions as plain lists, for a page of pictures."""
+    return {"metrics": {"graphs": [[list(g.labels), [list(e) for e in g.edges]] for g in islice(predicted, count)]}}
+
+
+def compare_with(study: Study, baseline: Baseline, split: SMI2Mol, number: int, folder: Path, say: Say) -> None:
+    """One baseline on one split; it chooses what is open on the validation molecules itself."""
+    results, pictures = Results(folder / "baselines.jsonl"), Results(folder / "predictions.jsonl")
+    name = getattr(baseline, "func", baseline).__name__
+    if any(row["method"] == name and row["split"] == number for row in results.rows):
+        return
+    row, predicted = baseline(split, number)
+    asked = {"experiment": "smi2mol", "split": number} | {k: v for k, v in row.items() if k not in MEASURED}
+    results.record(asked, lambda: {k: v for k, v in row.items() if k in MEASURED})
+    if number == study.splits[0]:
+        pictures.record(asked, partial(_drawn, predicted, study.drawn))
+    say(f"split {number}, {name}: GED {row['metrics']['ged']:.3f} without edge labels")
+
+
+def _estimator(model: Model, number: int, device: torch.device) -> DSOKR:
     return DSOKR(
         KERNELS[model.kernel],
         model.sketch,
-        study.network,
+        model.network,
         dim=model.dim,
         decoder=Candidates("kernel"),  # for early stopping; the others are tried on the trained model
         random_state=number,

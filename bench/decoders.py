@@ -1,0 +1,90 @@
+"""How the time of each decoder grows with the size of what it decodes.
+
+    python bench/decoders.py            # or: python bench/decoders.py --only kemeny
+
+Every step doubles the number d of labels or items; for exact Kemeny aggregation it adds one item, which doubles the
+number of subsets. Coefficients are noise, the hardest case: rankings have long cycles. Compilation is not counted.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dsokr import decoders, kernels, sketch_basis, sketches
+from dsokr.decoders import Decoder, EmbeddedOutputs
+from dsokr.kernels import Kernel
+
+SEEN, ANCHORS = 1000, 200
+
+
+class Case(NamedTuple):
+    """A decoder, the kernel of its basis, what it decodes, and in which sizes."""
+
+    name: str
+    decoder: Decoder
+    kernel: Kernel
+    outputs: Callable[[int], Any]  # from a size to SEEN outputs
+    sizes: tuple[int, ...]
+    rows: int = 200
+
+
+def label_sets(d: int) -> np.ndarray:  # (SEEN, d)
+    """About four labels each, whatever d is."""
+    return (np.random.default_rng(d).random((SEEN, d)) < 4 / d).astype(np.int64)
+
+
+def rankings(d: int) -> np.ndarray:  # (SEEN, d)
+    return np.random.default_rng(d).permuted(np.tile(np.arange(d), (SEEN, 1)), axis=1)
+
+
+CASES = [
+    Case("label sets, Tanimoto", decoders.LabelSet(), kernels.Tanimoto(), label_sets, (20, 40, 80, 160, 320)),
+    Case("label sets, Gaussian", decoders.LabelSet(), kernels.Gaussian(0.2), label_sets, (20, 40, 80, 160, 320)),
+    Case("label sets, linear", decoders.LabelSet(), kernels.Linear(), label_sets, (20, 40, 80, 160, 320)),
+    Case("rankings, Hamming", decoders.HammingRanking(), kernels.Hamming(), rankings, (5, 10, 20, 40, 80)),
+    Case("rankings, Lehmer", decoders.Lehmer(), kernels.Lehmer(), rankings, (5, 10, 20, 40, 80)),
+    Case("rankings, Kemeny by moves", decoders.Kemeny(1), kernels.Kemeny(), rankings, (5, 10, 20, 40, 80)),
+    Case("rankings, Kemeny exactly", decoders.Kemeny(16), kernels.Kemeny(), rankings, (12, 13, 14, 15, 16)),
+]
+
+
+def seconds_per_row(case: Case, size: int, runs: int) -> float:
+    """The shortest of several wall-clock times; the candidates are embedded before."""
+    generator = torch.Generator().manual_seed(size)
+    ys = case.outputs(size)
+    basis = sketch_basis(case.kernel, ys, sketches.SubSample(ANCHORS), generator=generator)
+    known = EmbeddedOutputs(basis, ys)
+    z = torch.randn(case.rows, basis.dim, generator=generator, dtype=torch.float64)
+    z *= (basis.diag(ys).mean() / basis.dim).sqrt()
+    case.decoder.decode(basis, z[:1], known)
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        case.decoder.decode(basis, z, known)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds) / case.rows
+
+
+def report(case: Case, runs: int) -> None:
+    print(f"{case.name}, {case.rows} rows")
+    before = None
+    for size in case.sizes:
+        taken = seconds_per_row(case, size, runs)
+        ratio = "" if before is None else f", {taken / before:5.2f}x"
+        print(f"  d = {size:3}: {1000 * taken:8.3f} ms a row{ratio}")
+        before = taken
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="only the cases with this in their name")
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    print(f"{ANCHORS} anchors, {SEEN} candidates, {torch.get_num_threads()} threads, best of {options.runs} runs")
+    for case in CASES:
+        if options.only.lower() in case.name.lower():
+            report(case, options.runs)

@@ -1,0 +1,318 @@
+"""Decoding over all rankings of d items, not only those seen in training.
+
+A ranking is a row of d numbers: ``ranking[i]`` is the position of item i, counted from 0 or 1 as in the known ones. The
+kernels on rankings are ⟨e(σ), e(σ')⟩ for an embedding e, so the function Σ_i z_i ẽ_i is linear in it, ⟨w, e(σ)⟩, and
+the paper's rule is max_σ 2⟨w, e(σ)⟩ − ‖e(σ)‖². All decoders here use that rule.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from dsokr import kernels
+from dsokr.basis import SketchedBasis
+from dsokr.compiled import compiled, in_shares
+from dsokr.decoders.base import Decoded, Decoder
+from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.decoders.labels import best_of, in_form_of
+from dsokr.errors import InputError
+from dsokr.kernels import Kernel, Normalized, Scaled
+from dsokr.kernels.rankings import RankingKernel, as_positions
+from dsokr.outputs import Outputs, take
+
+LARGEST = 24  # items that are ordered exactly at most: the table of their subsets takes 8 · 2^24 bytes
+ENTRIES = 2**23  # of the pairwise preferences of all rows decoded at once
+SHARE = 16  # rows that a thread takes at a time
+
+Integers = np.ndarray  # of int64
+Floats = np.ndarray  # of float64
+
+
+class RankingDecoder(Decoder):
+    """max_σ 2⟨w, e(σ)⟩ − ‖e(σ)‖² over all full rankings σ; where a known ranking scores as well, it is returned."""
+
+    kernel: ClassVar[type[RankingKernel]]
+    forms: ClassVar[tuple[type[Kernel], ...]] = (Scaled, Normalized)
+
+    @abstractmethod
+    def rankings(self, w: Floats, start: Floats) -> Integers:  # (n, dimension), (n, d) -> (n, d)
+        """The best ranking for every w, positions counted from 0. ``start`` is the best known one."""
+
+    def check(self, kernel: Kernel) -> None:
+        plain = kernel
+        while isinstance(plain, self.forms):
+            plain = plain.kernel  # type: ignore[attr-defined] # both forms have one
+        if not isinstance(plain, self.kernel):
+            also = ", ".join(form.__name__.lower() for form in self.forms)
+            raise InputError(
+                f"decoders.{type(self).__name__} decodes bases of kernels.{self.kernel.__name__}(), plain or {also}. "
+                f"Got {kernel}. Use Candidates()."
+            )
+
+    def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
+        self.check(basis.kernel)
+        z, rule = basis.checked(z), self.scoring_rule()
+        if not len(z):  # kernels take at least one ranking
+            return Decoded(take(known.outputs, slice(0)), z.new_empty(0))
+        nearest = known.top(z, 1, rule)
+        start = as_positions(take(known.outputs, nearest.indices[:, 0])).cpu().numpy()
+        found = self.rankings(functional(basis, z).cpu().numpy(), start) + _first_position(known.outputs)
+        return best_of(basis, z, known, nearest, rule, in_form_of(known.outputs, found))
+
+
+def functional(basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, dimension)
+    """w for every row of z: the score of a full ranking σ is k(σ, σ) / ‖e(σ)‖² · (2⟨w, e(σ)⟩ − ‖e(σ)‖²)."""
+    weights = basis.projection if basis.weights is None else basis.projection @ basis.weights
+    kernel = basis.kernel
+    while not isinstance(kernel, RankingKernel):
+        if isinstance(kernel, Normalized):  # a full ranking has the same length as any other
+            full = kernel.kernel.diag(_any_ranking(basis)).to(weights)
+            weights = weights * (full / kernel.kernel.diag(basis.anchors).to(weights)).sqrt()
+        kernel = kernel.kernel  # type: ignore[attr-defined] # the decoder has checked that it has one
+    return z @ (weights @ kernel.embedding(basis.anchors).to(weights))
+
+
+def _any_ranking(basis: SketchedBasis) -> Tensor:  # (1, d)
+    return torch.arange(as_positions(basis.anchors).shape[1])[None]
+
+
+def _first_position(rankings: Outputs) -> int:
+    """Whether positions are counted from 0 or from 1. Items that are not ranked have negative ones."""
+    positions = as_positions(rankings)
+    return int((positions[positions >= 0] >= 1).all())
+
+
+@dataclass(frozen=True)
+class HammingRanking(RankingDecoder):
+    """max_σ Σ_i w[i, σ(i)], an assignment of items to positions. Exact, O(d³) a row.
+
+    >>> from dsokr import sketch_basis, sketches
+    >>> seen = [(0, 1, 2), (0, 2, 1), (1, 0, 2)]
+    >>> basis = sketch_basis(kernels.Hamming(), seen, sketches.Full(), generator=torch.Generator())
+    >>> z = basis.embed(seen)
+    >>> HammingRanking().decode(basis, z, EmbeddedOutputs(basis, seen[:2])).outputs
+    [(0, 1, 2), (0, 2, 1), (1, 0, 2)]
+    """
+
+    kernel = kernels.Hamming
+
+    def rankings(self, w: Floats, start: Floats) -> Integers:
+        positions = np.empty(start.shape, np.int64)
+        for row, profit in enumerate(w.reshape(len(w), start.shape[1], -1)):
+            positions[row] = linear_sum_assignment(profit, maximize=True)[1]
+        return positions
+
+
+@dataclass(frozen=True)
+class Lehmer(RankingDecoder):
+    """max_σ Σ_i 2 w_i c_i(σ) − c_i(σ)²: every digit of the Lehmer code is w_i, rounded into {0, …, i}. Exact, O(d²).
+
+    >>> from dsokr import sketch_basis, sketches
+    >>> seen = [(0, 1, 2), (0, 2, 1), (2, 0, 1)]
+    >>> basis = sketch_basis(kernels.Lehmer(), seen, sketches.Full(), generator=torch.Generator())
+    >>> z = basis.embed([(2, 1, 0)])
+    >>> Lehmer().decode(basis, z, EmbeddedOutputs(basis, seen)).outputs
+    [(2, 1, 0)]
+    """
+
+    kernel = kernels.Lehmer
+    forms = (Scaled,)  # ‖e(σ)‖ is not the same for all rankings
+
+    def rankings(self, w: Floats, start: Floats) -> Integers:
+        return ranking_of_code(np.clip(np.rint(w), 0, np.arange(w.shape[1])).astype(np.int64))
+
+
+def ranking_of_code(code: Integers) -> Integers:  # (n, d) -> (n, d)
+    """The rankings with c_i = #{j < i : σ(j) > σ(i)}. Items come one after the other, and push others down.
+
+    >>> ranking_of_code(np.array([[0, 1, 2]]))
+    array([[2, 1, 0]])
+    """
+    positions = np.arange(code.shape[1]) - code  # of every item among those up to it
+    for i in range(1, code.shape[1]):
+        positions[:, :i] += positions[:, :i] >= positions[:, i : i + 1]
+    return positions
+
+
+@dataclass(frozen=True)
+class Kemeny(RankingDecoder):
+    """max_σ Σ_{i < j} w_ij sign(σ(j) − σ(i)), Kemeny's rank aggregation: NP-hard, and small enough to be solved.
+
+    Item i beats j when w_ij speaks for i before j. Where every item of one group beats every item of another, some best
+    ranking has the first group in front, so the items fall into groups that are ordered one by one. Groups of up to
+    ``exact_up_to`` items are ordered exactly, in O(2^g g) time for g items, by going through their subsets S:
+
+        best(S) = max_{t ∈ S} best(S ∖ t) + Σ_{i ∈ S ∖ t} w_it.
+
+    Larger groups are improved by moving single items, from two starts: the items by how many others they beat, and the
+    best known ranking. :meth:`bound` says how much better a ranking could be.
+    A known ranking with ties may score better than all full ones, and is then returned.
+    Needs numba (``pip install "dsokr[graphs]"``).
+
+    >>> from dsokr import sketch_basis, sketches
+    >>> seen = [(0, 1, 2), (0, 2, 1), (1, 0, 2)]
+    >>> basis = sketch_basis(kernels.Kemeny(), seen, sketches.Full(), generator=torch.Generator())
+    >>> z = basis.embed([(2, 1, 0)])
+    >>> Kemeny().decode(basis, z, EmbeddedOutputs(basis, seen)).outputs
+    [(2, 1, 0)]
+    """
+
+    kernel = kernels.Kemeny
+
+    exact_up_to: int = 16
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.exact_up_to, int) or not 1 <= self.exact_up_to <= LARGEST:
+            raise InputError(f"Kemeny.exact_up_to must be a whole number, 1 to {LARGEST}. Got {self.exact_up_to!r}.")
+
+    def bound(self, basis: SketchedBasis, z: Tensor) -> Tensor:  # (n,)
+        """Scores that no full ranking exceeds: those of a ranking with all pairs of items as w would have them.
+
+        A ranking that reaches it is the best one.
+        """
+        self.check(basis.kernel)
+        largest = functional(basis, basis.checked(z)).abs().sum(dim=1)
+        any_ranking = _any_ranking(basis)
+        length = kernels.Kemeny().diag(any_ranking).to(largest)
+        return basis.kernel.diag(any_ranking).to(largest) / length * (2 * largest - length)
+
+    def rankings(self, w: Floats, start: Floats) -> Integers:
+        d = start.shape[1]
+        first, second = np.triu_indices(d, 1)
+        positions = np.empty(start.shape, np.int64)
+        for where in np.array_split(np.arange(len(w)), -(-len(w) * d * d // ENTRIES)):
+            before = np.zeros((len(where), d, d))  # [:, i, j] is what i before j adds
+            before[:, first, second], before[:, second, first] = w[where], -w[where]
+            positions[where] = self._ranked(before, start[where])
+        return positions
+
+    def _ranked(self, before: Floats, start: Floats) -> Integers:  # (n, d, d), (n, d) -> (n, d)
+        by_wins, group = _groups(before)
+        by_start = np.lexsort((start, group), axis=1)
+        positions = np.empty(start.shape, np.int64)
+
+        def work(begin: int, end: int) -> None:
+            for row in range(begin, end):
+                sizes = np.bincount(group[row])
+                _rank(before[row], by_wins[row], by_start[row], sizes, self.exact_up_to, positions[row])
+
+        in_shares(work, len(before), SHARE)
+        return positions
+
+
+def _groups(before: Floats) -> tuple[Integers, Integers]:  # (n, d, d) -> (n, d), (n, d)
+    """The items by their number of wins, and the group of each item, 0 for the one in front.
+
+    The first k items by wins are groups of their own when they have all the wins that k items can have:
+    k (k − 1) / 2 among themselves and k (d − k) over the others.
+    """
+    d = before.shape[1]
+    wins = ((before > 0) | ((before == 0) & np.triu(np.ones((d, d), bool)))).sum(axis=2) - 1  # not over itself
+    by_wins = np.argsort(-wins, axis=1, kind="stable")
+    k = np.arange(1, d + 1)
+    ends = 2 * np.take_along_axis(wins, by_wins, axis=1).cumsum(axis=1) == k * (k - 1) + 2 * k * (d - k)
+    group = np.empty_like(by_wins)
+    np.put_along_axis(group, by_wins, ends.cumsum(axis=1) - ends, axis=1)
+    return by_wins, group
+
+
+@compiled
+def _rank(
+    before: Floats, by_wins: Integers, by_start: Integers, sizes: Integers, exact_up_to: int, positions: Integers
+) -> None:
+    """Order group after group, and write the positions of their items."""
+    first = 0
+    for size in sizes:
+        group, other = by_wins[first : first + size], by_start[first : first + size]
+        order = _exact_order(before, group) if size <= exact_up_to else _moved_order(before, group, other)
+        for place in range(size):
+            positions[order[place]] = first + place
+        first += size
+
+
+@compiled
+def _moved_order(before: Floats, one: Integers, other: Integers) -> Integers:  # (g,)
+    """The better end of two searches that move one item at a time."""
+    a, b = one.copy(), other.copy()
+    return a if _improve(before, a) >= _improve(before, b) else b
+
+
+@compiled
+def _exact_order(before: Floats, group: Integers) -> Integers:  # (g,)
+    """Items, first to last. Subsets are bits; what they add in front of an item is the sum of two halves' tables."""
+    g, half = len(group), len(group) // 2
+    low, high = _added_by_subsets(before, group[:half], group), _added_by_subsets(before, group[half:], group)
+    best = np.zeros(1 << g)
+    for subset in range(1, 1 << g):
+        best[subset] = _last(best, low, high, subset)[1]
+    order, subset = np.empty(g, np.int64), (1 << g) - 1
+    for place in range(g - 1, -1, -1):
+        last = _last(best, low, high, subset)[0]
+        order[place], subset = group[last], subset ^ (1 << last)
+    return order
+
+
+@compiled
+def _added_by_subsets(before: Floats, some: Integers, group: Integers) -> Floats:  # (2^h, g)
+    """Σ_{i ∈ S} before[i, t] for every set S of some items and every item t of the group."""
+    sums = np.zeros((1 << len(some), len(group)))
+    for subset in range(1, len(sums)):
+        i = 0
+        while not subset >> i & 1:
+            i += 1
+        for t in range(len(group)):
+            sums[subset, t] = sums[subset ^ (1 << i), t] + before[some[i], group[t]]
+    return sums
+
+
+@compiled
+def _last(best: Floats, low: Floats, high: Floats, subset: int) -> tuple[int, float]:
+    """The item that comes last in the best order of a subset, and what that order adds up to."""
+    front, back = low[subset & (len(low) - 1)], high[subset // len(low)]
+    item, value = -1, -np.inf
+    for t in range(len(front)):
+        if subset >> t & 1:
+            candidate = best[subset ^ (1 << t)] + front[t] + back[t]
+            if candidate > value:
+                item, value = t, candidate
+    return item, value
+
+
+@compiled
+def _improve(before: Floats, order: Integers) -> float:
+    """Move one item at a time, always the best move, until none is better in single precision; what it adds up to."""
+    value = 0.0
+    for place in range(len(order)):
+        for later in range(place + 1, len(order)):
+            value += before[order[place], order[later]]
+    while True:
+        gain, place, to = _best_move(before, order)
+        if not np.float32(value + gain) > np.float32(value):
+            return value
+        value += gain
+        item, step = order[place], 1 if to > place else -1
+        for at in range(place, to, step):
+            order[at] = order[at + step]
+        order[to] = item
+
+
+@compiled
+def _best_move(before: Floats, order: Integers) -> tuple[float, int, int]:
+    """The largest gain, and from which place to which."""
+    best, place, to = 0.0, 0, 0
+    for at in range(len(order)):
+        for step in (-1, 1):
+            gain, other = 0.0, at + step
+            while 0 <= other < len(order):
+                gain -= 2 * step * before[order[at], order[other]]
+                if gain > best:
+                    best, place, to = gain, at, other
+                other += step
+    return best, place, to

@@ -1,0 +1,221 @@
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+import torch
+
+from dsokr import DSOKR, Training, kernels, networks, sketches
+from dsokr.basis import RULES, SketchedBasis, sketch_basis
+from dsokr.decoders import EmbeddedOutputs, NGram
+from dsokr.errors import InputError
+from implementations import strings
+
+KERNELS = [
+    kernels.NGram(1),
+    kernels.NGram(2),
+    kernels.NGram(2).normalized(),
+    kernels.NGram(3),
+    kernels.NGram(3).normalized(),
+    kernels.NGram((1, 2)),
+    kernels.NGram((3, 2), weights=(2.0, 0.5)).normalized(),
+]
+SHORT = [y for y in strings(90) if len(y) <= 6]
+ALL = ["".join(letters) for n in range(3, 7) for letters in product("abc", repeat=n)]
+TEXT = """kernel sketch output regression learning deep structure basis feature space network prediction molecule string
+label ranking graph vector sample random matrix operator rank anchor leverage decoding candidate training loss squared
+distance gradient descent neural layer function method approach proposed model data set learn"""
+WORDS = TEXT.split()
+
+
+def made(kernel, ys, sketch=None, device="cpu") -> SketchedBasis:
+    sketch = sketch or sketches.Full()
+    return sketch_basis(kernel, ys, sketch, generator=torch.Generator().manual_seed(0), device=device)
+
+
+def predicted(basis: SketchedBasis, ys, noise: float = 0.5, seed: int = 0) -> torch.Tensor:
+    """Coordinates of the strings, with errors."""
+    z = basis.embed(ys)
+    errors = torch.randn(z.shape, generator=torch.Generator().manual_seed(seed), dtype=z.dtype).to(z)
+    return z + noise * z.norm(dim=1, keepdim=True) * errors / basis.dim**0.5
+
+
+def some(ys, n: int) -> list[str]:
+    return [ys[i] for i in np.random.default_rng(n).integers(0, len(ys), n)]
+
+
+@pytest.mark.parametrize("sketch", [sketches.Full(), sketches.SubSample(15), sketches.Gaussian(10)], ids=str)
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_finds_the_best_of_all_strings(kernel, sketch):
+    basis = made(kernel, SHORT, sketch)
+    z = predicted(basis, some(ALL, 150))
+    decoded = NGram(longest=6).decode(basis, z, EmbeddedOutputs(basis, SHORT))
+    torch.testing.assert_close(decoded.scores, basis.score(z, decoded.outputs).diagonal())
+    best, best_known = (basis.score(z, ys).max(dim=1).values for ys in (ALL, SHORT))
+    assert ((best - decoded.scores).abs() < 1e-6).double().mean() >= 0.99
+    assert (decoded.scores >= best_known - 1e-6).all()
+    assert (best > best_known + 0.01).double().mean() > 0.3  # looking beyond the known strings was needed
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kernel", KERNELS[1:4], ids=str)
+def test_is_never_worse_than_the_best_known_string_by_any_rule(kernel, rule, device):
+    basis = made(kernel, WORDS, sketches.SubSample(20), device)
+    asked = [a[:5] + b[-5:] for a, b in pairwise(WORDS)]
+    known, z = EmbeddedOutputs(basis, WORDS), predicted(basis, asked)
+    decoder = NGram(beam=4, starts=1, rule=rule)
+    decoded = decoder.decode(basis, z, known)
+    torch.testing.assert_close(decoded.scores, basis.score(z, decoded.outputs, rule).diagonal())
+    best = known.top(z, 1, rule).scores[:, 0]
+    assert (decoded.scores >= best - 1e-6).all() and (decoded.scores > best + 1e-6).any()
+    assert decoder.decode(basis, z, known).outputs == decoded.outputs
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_perfect_coordinates_of_an_unseen_string(kernel):
+    """It comes back up to the order of its n-grams, all of which other strings have."""
+    unseen, known = ALL[-40:], [y for y in ALL if y not in ALL[-40:]]
+    basis = made(kernel, known[::2])
+    assert basis.residual(unseen).max() < 1e-9
+    decoded = NGram().decode(basis, basis.embed(unseen), EmbeddedOutputs(basis, known[::2]))
+    torch.testing.assert_close(basis.squared_distance(basis.embed(unseen), decoded.outputs), torch.zeros(40).double())
+
+
+def test_strings_with_the_same_ngrams_are_one():
+    """abaca and acaba have the 2-grams ab, ba, ac, ca: the known one is preferred, whichever it is."""
+    for known in ("abaca", "acaba"):
+        ys = ["abba", "cacb", known]
+        basis = made(kernels.NGram(2), ys)
+        for asked in ("abaca", "acaba"):
+            z = basis.embed([asked])
+            z = torch.cat([z, z / 2])  # at half the length all parts of the string score 0 as well
+            assert NGram().decode(basis, z, EmbeddedOutputs(basis, ys)).outputs == [known, known]
+
+
+def test_words_joined_from_known_ones():
+    """Words that overlap by n − 1 letters have, joined, the n-grams of the one and those of the other."""
+    basis = made(kernels.NGram(3), WORDS)
+    joined = ["samplearning", "moleculearn", "sampleverage", "structuregression"]
+    decoded = NGram(longest=17).decode(basis, basis.embed(joined), EmbeddedOutputs(basis, WORDS))
+    assert decoded.outputs == joined
+
+
+def test_lengths_stay_within_the_limits():
+    basis = made(kernels.NGram(2), SHORT)
+    known = EmbeddedOutputs(basis, SHORT)
+    z = torch.cat([2 * predicted(basis, SHORT), 0.1 * predicted(basis, SHORT)])  # asks for long, and for short ones
+    lengths = {len(y) for y in NGram().decode(basis, z, known).outputs}
+    assert min(lengths) == min(map(len, SHORT)) and max(lengths) == max(map(len, SHORT)) + 2
+    lengths = {len(y) for y in NGram(shortest=4, longest=5).decode(basis, z, known).outputs}
+    assert lengths == {4, 5}
+    longer = {len(y) for y in NGram(shortest=9, longest=9).decode(basis, z, known).outputs}
+    assert longer == {9}
+
+
+def test_the_length_prior_draws_to_usual_lengths():
+    ys = ["abcde", "bcdea", "cdeab", "deabc", "eabcd", "ab"]
+    basis = made(kernels.NGram(2), ys)
+    known, z = EmbeddedOutputs(basis, ys), 0.4 * basis.embed(["abcde"])  # too faint to be worth a letter
+    plain, drawn = (NGram(length_prior=weight).decode(basis, z, known) for weight in (0.0, 5.0))
+    assert len(plain.outputs[0]) == 2 and len(drawn.outputs[0]) == 5
+    torch.testing.assert_close(drawn.scores, basis.score(z, drawn.outputs)[0])  # scores are without the prior
+
+
+def test_a_row_does_not_depend_on_the_others(monkeypatch):
+    basis = made(kernels.NGram(3).normalized(), WORDS)
+    known, z = EmbeddedOutputs(basis, WORDS), predicted(basis, WORDS)
+    together = NGram().decode(basis, z, known)
+    monkeypatch.setattr("dsokr.decoders.strings.ROWS", 7)
+    assert NGram().decode(basis, z, known).outputs == together.outputs
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, lambda ys: np.array(ys, dtype=object)])
+def test_outputs_come_in_the_form_of_the_known_ones(form):
+    """Strings longer than any known one are not cut off in arrays."""
+    ys = form(["abc", "bcd", "cde"])
+    basis = made(kernels.NGram(2), ys)
+    y = NGram().decode(basis, basis.embed(["abcde", "abc"]), EmbeddedOutputs(basis, ys)).outputs
+    assert list(y) == ["abcde", "abc"]
+    assert isinstance(y, np.ndarray) == isinstance(ys, np.ndarray)
+    if isinstance(ys, np.ndarray):
+        assert y.dtype.kind == ys.dtype.kind
+
+
+def test_letters_of_any_script():
+    ys = ["αβγ", "βγδ", "γδ🙂", "δ🙂ε"]
+    basis = made(kernels.NGram(2), ys)
+    assert NGram().decode(basis, basis.embed(["βγδ🙂ε"]), EmbeddedOutputs(basis, ys)).outputs == ["βγδ🙂ε"]
+
+
+def test_no_rows():
+    basis = made(kernels.NGram(2), WORDS)
+    for rule in RULES:
+        decoded = NGram(rule=rule).decode(basis, torch.empty(0, basis.dim), EmbeddedOutputs(basis, WORDS))
+        assert decoded.outputs == [] and decoded.scores.shape == (0,)
+
+
+def test_in_a_model_saved_and_loaded(tmp_path):
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    Y = ["ab" * (1 + int(a > 0)) + "ba" * (1 + int(b > 0)) + "c" for a, b, _ in X]
+    decoder = NGram(beam=8, longest=9, length_prior=0.1)
+    model = DSOKR(
+        kernels.NGram(2), sketches.SubSample(20), networks.MLP((16,)),
+        decoder=decoder, training=Training(epochs=3), random_state=0, device="cpu",
+    ).fit(X, Y)  # fmt: skip
+    model.save(tmp_path / "model")
+    loaded = DSOKR.load(tmp_path / "model", device="cpu")
+    assert loaded.decoder_ == decoder
+    assert loaded.predict(X) == model.predict(X)
+    assert max(map(len, model.predict(X))) <= 9
+
+
+@pytest.mark.parametrize(
+    "kernel", [kernels.Gaussian(1.0), kernels.GappyNGram(2, 1), kernels.NGram(2) + kernels.NGram(3)], ids=str
+)
+def test_refuses_kernels(kernel):
+    message = r"NGram decodes bases of the NGram kernel, normalised or not. Got .*\. Use Candidates\(\), or NGram"
+    with pytest.raises(InputError, match=message):
+        NGram().check(kernel)
+    with pytest.raises(InputError, match=message):
+        DSOKR(kernel, sketches.Full(), networks.MLP(), decoder=NGram()).fit([[0.0]] * 3, ["ab", "bc", "cd"])
+
+
+@pytest.mark.parametrize(
+    ("z", "message"),
+    [
+        (torch.zeros(3, 2), r"shape \(n, 3\), as the basis. Got \(3, 2\)"),
+        (torch.tensor([[0.0] * 3, [torch.nan] * 3]), "NaN or inf in row 1"),
+    ],
+)
+def test_refuses_coefficients(z, message):
+    ys = ["ab", "bc", "cd"]
+    basis = made(kernels.NGram(2), ys)
+    with pytest.raises(InputError, match=message):
+        NGram().decode(basis, z, EmbeddedOutputs(basis, ys))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 0}, "NGram.beam must be at least 1. Got 0"),
+        ({"starts": 0}, "NGram.starts must be at least 1. Got 0"),
+        ({"length_prior": -1.0}, "length_prior must be finite and not negative. Got -1.0"),
+        ({"rule": "best"}, "decoding rule must be one of"),
+        ({"longest": 1}, "NGram.longest must be at least 2: .* Got 1"),
+        ({"shortest": 5, "longest": 4}, "NGram.longest must be at least 5: .* Got 4"),
+        ({"shortest": -1}, "NGram.shortest must not be negative. Got -1"),
+    ],
+)
+def test_refuses_options(options, message):
+    ys = ["ab", "bc", "cd"]
+    basis = made(kernels.NGram(2), ys)
+    with pytest.raises(InputError, match=message):
+        NGram(**options).decode(basis, basis.embed(ys), EmbeddedOutputs(basis, ys))
+
+
+def test_refuses_an_empty_list_and_too_many_ngrams():
+    ys = ["abcdefghijklmnop", "ponmlkjihgfedcba"]
+    basis = made(kernels.NGram(16), ys)
+    with pytest.raises(InputError, match="candidates is empty"):
+        EmbeddedOutputs(basis, [])
+    with pytest.raises(InputError, match="up to 2⁶¹ different n-grams. Got 16 letters"):
+        NGram().decode(basis, basis.embed(ys), EmbeddedOutputs(basis, ys))
