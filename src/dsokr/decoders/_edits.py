@@ -22,14 +22,17 @@ HIGHEST = 3  # bond order
 def edited(  # type: ignore[no-untyped-def] # compiled
     offsets, labels, indptr, neighbors, edge_labels, elements, valences, max_atoms
 ):
-    """All molecules one edit away: atoms and bonds of each, labels, (i, j, order) of bonds, and where each came from.
+    """All molecules one edit away.
 
-    Atoms are numbered within a molecule.
+    Returns the number of atoms of each, their labels, which atom of the origin each was (−1 for a new one) and whether
+    the edit touched it; the number of bonds, their (i, j, order), and the origins. Atoms are numbered within a
+    molecule.
     """
     most = 1 if len(offsets) < 2 else (offsets[1:] - offsets[:-1]).max()
     graphs, atoms, ends = 0, 0, 0
     sizes, counts, origins = np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64, np.int64)
-    all_labels, all_ends = np.empty(1024, np.int64), np.empty((1024, 3), np.int64)
+    all_labels, sources, touched = np.empty(1024, np.int64), np.empty(1024, np.int64), np.empty(1024, np.bool_)
+    all_ends = np.empty((1024, 3), np.int64)
     edits = np.empty((_bound(most, most * (most - 1) // 2, len(elements)), WIDTH), np.int64)
     for g in range(len(offsets) - 1):
         first, n = offsets[g], offsets[g + 1] - offsets[g]
@@ -39,20 +42,22 @@ def edited(  # type: ignore[no-untyped-def] # compiled
             for k in range(indptr[first + i], indptr[first + i + 1]):
                 bonds[i, neighbors[k] - first] = edge_labels[k]
         for e in range(_all_edits(bonds, mine, n, elements, max_atoms, edits)):
-            before = edits[e].copy()
+            wanted = edits[e].copy()
             _exchange(edits[e], bonds, mine)
-            if _is_valid(edits[e], before, bonds, mine, elements, valences):
+            if _is_valid(wanted, bonds, mine, elements, valences):
                 if graphs == len(sizes):
                     sizes, counts, origins = _doubled(sizes), _doubled(counts), _doubled(origins)
-                if atoms + n + 1 > len(all_labels):
-                    all_labels = _doubled(all_labels)
+                while atoms + n + 1 > len(all_labels):
+                    all_labels, sources, touched = _doubled(all_labels), _doubled(sources), _doubled(touched)
                 while ends + (n + 1) * (n + 1) > len(all_ends):
                     all_ends = np.concatenate((all_ends, np.empty_like(all_ends)))
                 sizes[graphs], counts[graphs] = _write(bonds, mine, all_labels[atoms:], all_ends[ends:])
+                _trace(wanted, mine, n, sources[atoms:], touched[atoms:])
                 origins[graphs] = g
                 atoms, ends, graphs = atoms + sizes[graphs], ends + counts[graphs], graphs + 1
             _exchange(edits[e], bonds, mine)
-    return sizes[:graphs], all_labels[:atoms], counts[:graphs], all_ends[:ends], origins[:graphs]
+    nodes = (all_labels[:atoms], sources[:atoms], touched[:atoms])
+    return sizes[:graphs], nodes, counts[:graphs], all_ends[:ends], origins[:graphs]
 
 
 @compiled
@@ -81,20 +86,19 @@ def _exchange(edit: np.ndarray, bonds: np.ndarray, labels: np.ndarray) -> None:
 @compiled
 def _is_valid(
     edit: np.ndarray,
-    made: np.ndarray,
     bonds: np.ndarray,
     labels: np.ndarray,
     elements: np.ndarray,
     valences: np.ndarray,
 ) -> bool:
-    """Are the touched atoms within their valences, and, if a bond was broken, is the molecule in one piece?"""
+    """After the edit, are the atoms it touched within their valences, and, if it broke a bond, is all in one piece?"""
     broken = False
     for k in range(1, 1 + 3 * edit[0], 3):
         if not _within(edit[k], bonds, labels, elements, valences):
             return False
         if not _within(edit[k + 1], bonds, labels, elements, valences):
             return False
-        broken |= made[k + 2] == 0
+        broken |= edit[k + 2] == 0
     for k in range(LABELS + 1, LABELS + 1 + 2 * edit[LABELS], 2):
         if not _within(edit[k], bonds, labels, elements, valences):
             return False
@@ -148,6 +152,20 @@ def _write(bonds: np.ndarray, labels: np.ndarray, to_labels: np.ndarray, to_ends
                 to_ends[ends, 0], to_ends[ends, 1], to_ends[ends, 2] = number[i], number[j], bonds[i, j]
                 ends += 1
     return atoms, ends
+
+
+@compiled
+def _trace(edit: np.ndarray, labels: np.ndarray, n: int, sources: np.ndarray, touched: np.ndarray) -> None:
+    """Where the atoms of an edited molecule, as ``_write`` numbers them, come from, and which the edit names."""
+    atoms = 0
+    for i in range(len(labels)):
+        if labels[i]:
+            sources[atoms], touched[atoms] = i if i < n else -1, False
+            for k in range(1, 1 + 3 * edit[0], 3):
+                touched[atoms] |= edit[k] == i or edit[k + 1] == i
+            for k in range(LABELS + 1, LABELS + 1 + 2 * edit[LABELS], 2):
+                touched[atoms] |= edit[k] == i
+            atoms += 1
 
 
 @compiled
@@ -290,7 +308,7 @@ def _remove(bonds: np.ndarray, n: int, edits: np.ndarray, count: int) -> int:
     """An atom at an end goes; one between two others goes, and those are bonded in its place."""
     for i in range(n):
         around = np.flatnonzero(bonds[i])
-        if len(around) > 2 or (len(around) == 2 and bonds[around[0], around[1]]):
+        if n == 1 or len(around) > 2 or (len(around) == 2 and bonds[around[0], around[1]]):
             continue
         edit = _new(edits, count)
         for k in range(len(around)):

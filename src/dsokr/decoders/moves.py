@@ -13,10 +13,17 @@ from dsokr.graphs import GraphBatch
 
 
 class Neighbors(NamedTuple):
-    """Graphs that are one edit away from others, and the position of the graph that each came from."""
+    """Graphs that are one edit away from others, and the position of the graph that each came from.
+
+    A domain may also say what became of the nodes. Then features of the surroundings of nodes, such as those of
+    Weisfeiler-Lehman, are computed anew only near what an edit touched: a node is touched if its label or its edges
+    changed, or if it is new.
+    """
 
     graphs: GraphBatch
     origins: np.ndarray  # (graphs,)
+    sources: np.ndarray | None = None  # (nodes,): which node of the origin it was, −1 if new
+    touched: np.ndarray | None = None  # (nodes,) bool
 
 
 @runtime_checkable
@@ -54,5 +61,6 @@ class Molecules:
     def neighbors(self, graphs: GraphBatch) -> Neighbors:
         elements, valences = np.array(self.valences, np.int64).T.copy()
         parents = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
-        sizes, labels, bonds, ends, origins = edited(*parents, elements, valences, self.max_atoms)
-        return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins)
+        sizes, nodes, bonds, ends, origins = edited(*parents, elements, valences, self.max_atoms)
+        labels, sources, touched = nodes
+        return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins, sources, touched)

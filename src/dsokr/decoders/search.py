@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from dsokr.basis import RULES, Rule, SketchedBasis, check_rule, embedded_scores
-from dsokr.compiled import compiled
+from dsokr.decoders._objective import Objective, Parts, terms_of
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.decoders.moves import Molecules, Moves
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import FeatureKernel, Kernel
-from dsokr.kernels.hashing import mix
-from dsokr.kernels.postings import Postings
 from dsokr.outputs import Outputs, take
 
 SMALL_MOLECULES = Molecules()
@@ -76,8 +74,10 @@ class GraphSearch(Decoder):
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
         self.check(basis.kernel)
         z, rule = basis.checked(z), self.scoring_rule()
+        if not len(z):
+            return Decoded(take(known.outputs, slice(0)), z.new_empty(0))
         starts = known.top(z, self.starts, rule).indices
-        found = self._found(Objective.of(basis), z, starts, known.outputs)
+        found = self._found(basis, z, starts, known.outputs)
         # the search goes by the paper's rule and may have dropped what another rule prefers: the best candidate
         first = GraphBatch.of(take(known.outputs, starts[:, 0]))
         graphs = GraphBatch.joined([first, found.graphs])
@@ -87,79 +87,74 @@ class GraphSearch(Decoder):
         outputs = graphs[chosen.cpu().numpy()]
         return Decoded(outputs if isinstance(known.outputs, GraphBatch) else list(outputs), best)
 
-    def _found(self, objective: Objective, z: Tensor, starts: Tensor, outputs: Outputs) -> Pool:
+    def _found(self, basis: SketchedBasis, z: Tensor, starts: Tensor, outputs: Outputs) -> Pool:
         """The best graphs for all rows of z, by the paper's rule."""
+        assert isinstance(basis.kernel, FeatureKernel)
+        terms = tuple(terms_of(basis.kernel, GraphBatch.of(basis.anchors)))
 
         def search(rows: Tensor) -> Pool:
-            pool = self._searched(objective, z[rows], GraphBatch.of(take(outputs, starts[rows].flatten())))
+            first = GraphBatch.of(take(outputs, starts[rows].flatten()))
+            pool = self._searched(Objective.of(terms, basis, z[rows]), len(rows), first)
             return replace(pool, owners=pool.owners + int(rows[0]))
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             return Pool.joined(list(threads.map(search, torch.arange(len(z)).split(TOGETHER))))
 
-    def _searched(self, objective: Objective, z: Tensor, starts: GraphBatch) -> Pool:
-        weights, each = objective.weights(z), len(starts) // len(z)
-        pool = objective.scored(weights, starts, np.repeat(np.arange(len(z)), each)).best(self.beam)
-        spent = np.full(len(z), each)
+    def _searched(self, objective: Objective, inputs: int, starts: GraphBatch) -> Pool:
+        each = len(starts) // inputs
+        owners = np.repeat(np.arange(inputs), each)
+        pool = Pool.of(objective, starts, owners, objective.parts(owners, starts)).best(self.beam)
+        spent = np.full(inputs, each)
         while len(front := pool.frontier(spent < self.budget)):
             pool.expanded[front] = True
-            near, origins = self.moves.neighbors(pool.graphs[front])
-            new = objective.scored(weights, near, pool.owners[front][origins])
-            spent += np.bincount(new.owners, minlength=len(z))
-            pool = Pool.joined([pool, new]).best(self.beam)
+            parents = pool.rows(front)
+            near = self.moves.neighbors(parents.graphs)
+            owners = parents.owners[near.origins]
+            parts = objective.parts_near(owners, parents.graphs, parents.parts, near)
+            spent += np.bincount(owners, minlength=inputs)
+            pool = Pool.joined([pool, Pool.of(objective, near.graphs, owners, parts)]).best(self.beam)
         return pool
 
 
 @dataclass(frozen=True, eq=False)
-class Objective:
-    """2 h(y) − k(y, y), where h(y) = Σ_c w_c φ_c(y) and w = Σ_j (zᵀ Ω R)_j φ(a_j) adds up the anchors."""
-
-    kernel: FeatureKernel
-    postings: Postings
-    coefficients: Tensor  # Ω R, (p, anchors)
-
-    @staticmethod
-    def of(basis: SketchedBasis) -> Objective:
-        assert isinstance(basis.kernel, FeatureKernel)
-        combined = basis.projection if basis.weights is None else basis.projection @ basis.weights
-        return Objective(basis.kernel, Postings.of(basis.kernel.features(basis.anchors)), combined)
-
-    def weights(self, z: Tensor) -> np.ndarray:  # (n, coordinates)
-        """w for every row of z."""
-        return self.postings.summed((z @ self.coefficients).cpu().numpy())
-
-    def scored(self, weights: np.ndarray, graphs: GraphBatch, owners: np.ndarray) -> Pool:
-        """Graph i with its score for row ``owners[i]``."""
-        features = self.kernel.features(graphs)
-        columns = self.postings.columns(features)
-        scores, names = _scores(features.indptr, features.ids, features.values, columns, owners, weights)
-        return Pool(graphs, owners, scores, names, np.zeros(len(graphs), bool))
-
-
-@dataclass(frozen=True, eq=False)
 class Pool:
-    """Graphs found for several inputs: whose each is, its score, a name for its features, and if it was expanded."""
+    """Graphs found for several inputs: whose each is, its score and what that is made of, and if it was expanded."""
 
     graphs: GraphBatch
     owners: np.ndarray
     scores: np.ndarray
-    names: np.ndarray  # uint64
     expanded: np.ndarray
+    parts: tuple[Parts, ...]
+
+    @staticmethod
+    def of(objective: Objective, graphs: GraphBatch, owners: np.ndarray, parts: tuple[Parts, ...]) -> Pool:
+        return Pool(graphs, owners, objective.scores(parts), np.zeros(len(graphs), bool), parts)
 
     @staticmethod
     def joined(pools: list[Pool]) -> Pool:
-        parts = zip(*((pool.owners, pool.scores, pool.names, pool.expanded) for pool in pools), strict=True)
-        return Pool(GraphBatch.joined([pool.graphs for pool in pools]), *map(np.concatenate, parts))
+        def together(name: str) -> np.ndarray:
+            return np.concatenate([getattr(pool, name) for pool in pools])
+
+        graphs = GraphBatch.joined([pool.graphs for pool in pools])
+        terms = zip(*(pool.parts for pool in pools), strict=True)
+        parts = tuple(Parts(*map(np.concatenate, zip(*term, strict=True))) for term in terms)
+        return Pool(graphs, together("owners"), together("scores"), together("expanded"), parts)
+
+    def rows(self, index: np.ndarray) -> Pool:
+        parts = tuple(part.rows(index) for part in self.parts)
+        return Pool(self.graphs[index], self.owners[index], self.scores[index], self.expanded[index], parts)
 
     def best(self, count: int) -> Pool:
         """The ``count`` best graphs of every input, best first, and of those with equal features only one."""
-        order = np.lexsort((~self.expanded, self.names, -self.scores, self.owners))
-        owners, names = self.owners[order], self.names[order]
-        new = np.ones(len(order), bool)
-        new[1:] = (owners[1:] != owners[:-1]) | (names[1:] != names[:-1])
-        order, owners = order[new], owners[new]
-        keep = order[np.arange(len(order)) - np.searchsorted(owners, owners) < count]
-        return Pool(self.graphs[keep], self.owners[keep], self.scores[keep], self.names[keep], self.expanded[keep])
+        names = [part.names for part in self.parts]
+        scores = self.scores.astype(np.float32)  # equal features have equal scores, up to how they were summed up
+        order = np.lexsort((~self.expanded, *names, -scores, self.owners))
+        new = np.zeros(len(order), bool)
+        for column in (self.owners, *names):
+            new |= np.diff(column[order], prepend=column[order[:1]] - 1) != 0
+        order = order[new]
+        owners = self.owners[order]
+        return self.rows(order[np.arange(len(order)) - np.searchsorted(owners, owners) < count])
 
     def frontier(self, may_go_on: np.ndarray) -> np.ndarray:
         """The positions to expand next: of every input that may go on, the best graph that is not expanded."""
@@ -185,18 +180,3 @@ def _largest_of_each(scores: Tensor, owners: Tensor, count: int) -> tuple[Tensor
     at = torch.where(scores == best[owners], torch.arange(len(scores), device=scores.device), len(scores))
     first = torch.full((count,), len(scores), device=scores.device)
     return best, first.scatter_reduce_(0, owners, at, "amin")
-
-
-@compiled
-def _scores(  # type: ignore[no-untyped-def] # compiled
-    indptr, ids, values, columns, owners, weights
-):
-    """2 Σ_c w_c φ_c − Σ_c φ_c² for every row of features, and a name that equal rows share."""
-    scores, names = np.zeros(len(owners)), np.zeros(len(owners), np.uint64)
-    for i in range(len(owners)):
-        for k in range(indptr[i], indptr[i + 1]):
-            if columns[k] >= 0:
-                scores[i] += 2 * values[k] * weights[owners[i], columns[k]]
-            scores[i] -= values[k] * values[k]
-            names[i] += mix(ids[k] ^ mix(np.uint64(values[k] * 1048576.0)))  # rounded: norms differ in the last bit
-    return scores, names

@@ -1,0 +1,267 @@
+"""The search of all molecules: its moves, its scores, and what it finds."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator
+
+from dsokr import DSOKR, Graph, Training, kernels, networks, sketch_basis, sketches
+from dsokr.data import molecules
+from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, Molecules, Neighbors, _objective
+from dsokr.decoders._objective import Objective, terms_of
+from dsokr.errors import InputError
+from dsokr.graphs import GraphBatch
+from dsokr.kernels import NSPD, ShortestPath, WeisfeilerLehman
+from dsokr.metrics import edit_distance
+from implementations import graphs as some_graphs
+
+VALENCES = dict(Molecules().valences)
+WL = WeisfeilerLehman(2, edge_labels=True)
+SUM = WeisfeilerLehman(3).normalized() + 2.0 * WL.normalized() + 0.5 * ShortestPath() + WeisfeilerLehman(1)
+KERNELS = [WL, WL.normalized(), SUM, NSPD(1, 2).normalized(), (WL + ShortestPath()).normalized()]
+
+
+def valence_sums(graph: Graph) -> list[int]:
+    return [sum(order for i, j, order in graph.edges if v in (i, j)) for v in range(len(graph.labels))]
+
+
+def is_connected(graph: Graph) -> bool:
+    seen, todo = {0}, [0]
+    while todo:
+        v = todo.pop()
+        for i, j, _ in graph.edges:
+            if v in (i, j) and (other := i + j - v) not in seen:
+                seen.add(other)
+                todo.append(other)
+    return len(seen) == len(graph.labels)
+
+
+@pytest.fixture(scope="module")
+def parents() -> GraphBatch:
+    return GraphBatch.of(molecules.generate(40, seed=3, max_atoms=7))
+
+
+@pytest.fixture(scope="module")
+def near(parents) -> Neighbors:
+    return Molecules(max_atoms=7).neighbors(parents)
+
+
+def test_neighbours_are_molecules(parents, near):
+    for graph in near.graphs:
+        assert is_connected(graph) and 1 <= len(graph.labels) <= 7
+        assert all(total <= VALENCES[label] for label, total in zip(graph.labels, valence_sums(graph), strict=True))
+    assert set(near.origins) == set(range(len(parents)))
+
+
+def test_neighbours_know_where_their_atoms_come_from(parents, near):
+    """An atom that is not touched has the label and the bonds it had."""
+    for g, (graph, origin) in enumerate(zip(near.graphs, near.origins, strict=True)):
+        parent = parents[int(origin)]
+        first, stop = near.graphs.offsets[g : g + 2]
+        sources, touched = near.sources[first:stop], near.touched[first:stop]
+        assert touched.any() and len(set(sources[sources >= 0])) == (sources >= 0).sum()
+        old = {frozenset((i, j)): order for i, j, order in parent.edges}
+        new = {frozenset((int(sources[i]), int(sources[j]))): order for i, j, order in graph.edges}
+        for v, source in enumerate(sources):
+            if source < 0:
+                assert touched[v]
+            elif not touched[v]:
+                assert graph.labels[v] == parent.labels[source]
+                assert {k: o for k, o in old.items() if source in k} == {k: o for k, o in new.items() if source in k}
+
+
+def test_all_small_edits_are_among_the_neighbours():
+    """Every valid molecule at edit distance one, from all molecules of up to three atoms, is found."""
+    everything = all_molecules(3)
+    domain = Molecules(valences=((6, 4), (8, 2)), max_atoms=3)
+    for graph in everything:
+        found = domain.neighbors(GraphBatch.of([graph])).graphs
+        expected = [other for other in everything if edit_distance(graph, [other]).item() == 1]
+        for other in expected:
+            assert (edit_distance(other, found) == 0).any(), (graph, other)
+
+
+def all_molecules(most: int) -> list[Graph]:
+    """All connected molecules of carbon and oxygen of up to ``most`` atoms, once each, by brute force."""
+    found: list[Graph] = []
+    for n in range(1, most + 1):
+        pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+        for labels in np.ndindex(*(2,) * n):
+            for orders in np.ndindex(*(4,) * len(pairs)):
+                edges = tuple((i, j, o) for (i, j), o in zip(pairs, orders, strict=True) if o)
+                graph = Graph(tuple((6, 8)[x] for x in labels), edges)
+                valid = all(t <= VALENCES[x] for x, t in zip(graph.labels, valence_sums(graph), strict=True))
+                if valid and is_connected(graph) and not (found and (edit_distance(graph, found) == 0).any()):
+                    found.append(graph)
+    return found
+
+
+def test_every_molecule_can_be_reached():
+    domain = Molecules(valences=((6, 4), (8, 2)), max_atoms=3)
+    everything = all_molecules(3)
+    reached = [everything[0]]
+    for graph in reached:
+        for other in domain.neighbors(GraphBatch.of([graph])).graphs:
+            if not (edit_distance(other, reached) == 0).any():
+                reached.append(other)
+    assert len(reached) == len(everything)
+
+
+def test_rings_turn_as_a_whole():
+    bonds = ((0, 1, 2), (1, 2, 1), (2, 3, 2), (3, 4, 1), (4, 5, 2), (0, 5, 1), (0, 6, 1), (1, 7, 1))
+    xylene = Graph((6,) * 6 + (7, 8), bonds)
+    turned = Graph(xylene.labels, tuple((i, j, 3 - o if max(i, j) < 6 else o) for i, j, o in bonds))
+    assert edit_distance(xylene, [turned]).item() > 1
+    assert (edit_distance(turned, Molecules(max_atoms=8).neighbors(GraphBatch.of([xylene])).graphs) == 0).any()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_scores_near_an_edit_are_the_scores(kernel, parents, near, monkeypatch):
+    """What is computed from the parents and the touched atoms alone is what is computed from the whole graph."""
+    monkeypatch.setattr(_objective, "LOCAL_FROM", 0)
+    anchors = GraphBatch.of(molecules.generate(30, seed=5, max_atoms=7))
+    basis = sketch_basis(kernel, anchors, sketches.SubSample(20), generator=Generator().manual_seed(0))
+    z = basis.embed(parents) + 0.1
+    terms = tuple(terms_of(kernel, GraphBatch.of(basis.anchors)))
+    objective = Objective.of(terms, basis, z)
+    own = np.arange(len(parents))
+    owners = own[near.origins]
+    whole = objective.parts(owners, near.graphs)
+    local = objective.parts_near(owners, parents, objective.parts(own, parents), near)
+    for a, b in zip(whole, local, strict=True):
+        np.testing.assert_allclose(b.products, a.products, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(b.squares, a.squares, rtol=1e-12)
+        np.testing.assert_array_equal(b.names, a.names)
+    truth = basis.score(z, near.graphs)[owners, np.arange(len(owners))].numpy()
+    np.testing.assert_allclose(objective.scores(local), truth, rtol=1e-5, atol=1e-5)  # weights are in single precision
+
+
+def test_only_subtree_kernels_are_local(parents):
+    kinds = [term.is_local for term in terms_of(SUM + NSPD(1, 1), parents)]
+    assert kinds == [True, True, False, True, False]
+
+
+@pytest.fixture(scope="module")
+def task():
+    """Known molecules and others: true coordinates of the others in a basis of the known."""
+    everything = molecules.generate(400, seed=0, max_atoms=6)
+    known, others = everything[:300], everything[300:]
+    basis = sketch_basis(SUM, known, sketches.SubSample(200), generator=Generator().manual_seed(0))
+    return basis, known, others
+
+
+@pytest.mark.parametrize("rule", ["kernel", "projected", "cosine"])
+def test_finds_molecules_that_are_not_in_the_list(task, rule):
+    basis, known, others = task
+    z, candidates = basis.embed(others), EmbeddedOutputs(basis, known)
+    listed = Candidates(rule).decode(basis, z, candidates)
+    found = GraphSearch(Molecules(max_atoms=6), rule=rule).decode(basis, z, candidates)
+    assert isinstance(found.outputs, list)
+    assert (found.scores >= listed.scores - 1e-12).all()
+    torch.testing.assert_close(found.scores, basis.score(z, found.outputs, rule).diagonal())
+    assert (edit_distance(listed.outputs, others) == 0).double().mean() < 0.05
+    truth = basis.score(z, others, rule).diagonal()
+    assert (found.scores >= truth - 1e-6).double().mean() > 0.95  # by the paper's rule, others may score better
+    assert (edit_distance(found.outputs, others) == 0).double().mean() > (0.6 if rule == "kernel" else 0.9)
+
+
+def test_never_below_the_best_candidate_whatever_the_coefficients(task):
+    basis, known, others = task
+    z = basis.embed(others)
+    z = z + 0.5 * z.std() * torch.randn(z.shape, generator=Generator().manual_seed(1), dtype=z.dtype)
+    candidates = EmbeddedOutputs(basis, known)
+    for rule in ("kernel", "projected", "cosine"):
+        for budget in (1, 50):
+            search = GraphSearch(Molecules(max_atoms=6), rule=rule, starts=1, beam=1, budget=budget)
+            listed = Candidates(rule).decode(basis, z, candidates)
+            assert (search.decode(basis, z, candidates).scores >= listed.scores - 1e-12).all()
+
+
+def test_more_budget_scores_no_less_and_the_same_twice(task):
+    basis, known, others = task
+    z = basis.embed(others) * 0.9
+    candidates = EmbeddedOutputs(basis, GraphBatch.of(known))
+    small, large, again = (
+        GraphSearch(Molecules(max_atoms=6), rule="kernel", beam=4, budget=budget).decode(basis, z, candidates)
+        for budget in (200, 2000, 2000)
+    )
+    assert (large.scores >= small.scores - 1e-12).all() and large.scores.sum() > small.scores.sum()
+    assert isinstance(large.outputs, GraphBatch) and list(large.outputs) == list(again.outputs)
+
+
+@dataclass(frozen=True)
+class Relabelling:
+    """A domain of one's own: rings of five nodes, labelled 0 to 2; an edit changes one label. Says nothing of nodes."""
+
+    def neighbors(self, graphs: GraphBatch) -> Neighbors:
+        made, origins = [], []
+        for origin, graph in enumerate(graphs):
+            for v in range(len(graph.labels)):
+                for label in range(3):
+                    if label != graph.labels[v]:
+                        labels = (*graph.labels[:v], label, *graph.labels[v + 1 :])
+                        made.append(replace(graph, labels=labels))
+                        origins.append(origin)
+        return Neighbors(GraphBatch.of(made), np.array(origins))
+
+
+def test_another_domain_brings_its_own_moves():
+    ring = tuple((i, (i + 1) % 5, 1) if i < 4 else (0, 4, 1) for i in range(5))
+    rings = [Graph(tuple(int(x) for x in labels), ring) for labels in np.ndindex(*(3,) * 5)]
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(rings))
+    known, others = [rings[i] for i in order[:60]], [rings[i] for i in order[60:]]
+    basis = sketch_basis(WL, known, sketches.Full(), generator=Generator())
+    z = basis.embed(others)
+    search = GraphSearch(Relabelling(), rule="kernel", beam=20, starts=5)
+    found = search.decode(basis, z, EmbeddedOutputs(basis, known))
+    best = basis.score(z, rings).max(dim=1).values  # brute force over the whole domain
+    assert (found.scores >= best - 1e-4).double().mean() > 0.95
+
+
+def test_through_the_estimator(tmp_path):
+    graphs = some_graphs(120)
+    X = np.stack([np.bincount(g.labels, minlength=10) for g in graphs]).astype(float)
+    model = DSOKR(
+        WL.normalized(),
+        sketches.SubSample(60),
+        networks.MLP((32,)),
+        decoder=GraphSearch(Molecules(max_atoms=6), budget=300, beam=3),
+        training=Training(epochs=3, progress=False),
+        random_state=0,
+        device="cpu",
+    ).fit(X, graphs)
+    predicted = model.predict(X[:10])
+    assert all(isinstance(graph, Graph) for graph in predicted)
+    assert model.decoder_.rule in ("kernel", "projected", "cosine")
+    model.save(tmp_path / "model")
+    assert DSOKR.load(tmp_path / "model", device="cpu").predict(X[:10]) == predicted
+
+
+def test_refuses(task):
+    basis, known, others = task
+    with pytest.raises(
+        InputError, match=r"GraphSearch decodes bases of kernels on graphs.*Got Gaussian.*Candidates\(\)"
+    ):
+        GraphSearch().check(kernels.Gaussian(1.0))
+    z = basis.embed(others[:2])
+    candidates = EmbeddedOutputs(basis, known)
+    search = GraphSearch(rule="kernel")
+    with pytest.raises(InputError, match="shape"):
+        search.decode(basis, z[:, 1:], candidates)
+    with pytest.raises(InputError, match="NaN or inf in row 1"):
+        search.decode(basis, torch.cat([z[:1], z[1:] * torch.nan]), candidates)
+    with pytest.raises(InputError, match="candidates is empty"):
+        EmbeddedOutputs(basis, [])
+    with pytest.raises(InputError, match="settled by fit"):
+        GraphSearch().decode(basis, z, candidates)
+    for wrong in ({"beam": 0}, {"starts": 0}, {"budget": 0}):
+        with pytest.raises(InputError, match="at least 1"):
+            GraphSearch(**wrong)
+    with pytest.raises(InputError, match="neighbors"):
+        GraphSearch(moves="molecules")
+    with pytest.raises(InputError, match="positive valences"):
+        Molecules(valences=((6, 0),))
+    assert search.decode(basis, z[:0], candidates).outputs == []
