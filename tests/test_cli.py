@@ -9,6 +9,7 @@ import scipy.sparse as sp
 
 from dsokr import __version__
 from dsokr.cli import app
+from dsokr.experiments import demo
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,18 @@ def test_info(dsokr):
 def test_demo(dsokr, tmp_path):
     done = dsokr("demo", "--quick", "--out", str(tmp_path / "out"), "--json")
     answer = json.loads(done.stdout)
-    assert answer["rows"][0]["method"] == "DSOKR"
+    assert set(answer["rows"][0]) == {"method", "ged", "ged_edge_labels", "exact", "seconds"}
     assert (tmp_path / "out" / "report.html").exists()
     assert done.stderr == ""
+
+
+def test_demo_prints_its_table(dsokr, tmp_path, monkeypatch):
+    row = demo.Row("DSOKR, any molecule", 0.25, 0.5, 0.75, 12.3)
+    outcome = demo.Outcome([row], tmp_path / "report.html", size=40)
+    monkeypatch.setattr(demo, "run", lambda *_, **__: outcome)
+    lines = dsokr("demo", "--out", str(tmp_path)).stdout.splitlines()
+    assert [cell.strip() for cell in lines[3].split("│")[1:-1]] == [row.method, "0.25", "0.50", "75.0%", "12 s"]
+    assert lines[-1] == f"The report: {outcome.report}"
 
 
 def test_reproduce_quick(dsokr, tmp_path):

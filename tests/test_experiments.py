@@ -1,20 +1,24 @@
 import json
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 from torch import Generator
 
+from dsokr import chem
 from dsokr.baselines import Regression
 from dsokr.data import scenes
 from dsokr.data.synthetic import LeastSquares
 from dsokr.errors import InputError, MissingExtraError
+from dsokr.estimator import DSOKR
 from dsokr.experiments import demo, synthetic
 from dsokr.experiments.report import Report
 from dsokr.experiments.results import Results, read_rows
 from dsokr.losses import Squared
+from dsokr.metrics import edit_distance
 from dsokr.networks import MLP
 from dsokr.training import Pairs, Training, train
 
@@ -117,11 +121,43 @@ def test_demo(tmp_path):
     told = []
     outcome = demo.run(tmp_path, demo.QUICK, say=told.append)
     page = outcome.report.read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 3 and "http" not in page
-    assert outcome.rows[0][0] == "DSOKR"
-    assert outcome.rows[-1][1] == max(row[1] for row in outcome.rows)  # the ceiling of any list
-    assert (tmp_path / "model" / "config.json").exists()
-    assert "300 pictures" in told[0]
+    assert page.count("data:image/png;base64,") == 2 and "http" not in page
+    assert all(row.method in page and 0 < row.ged <= row.ged_edge_labels for row in outcome.rows)
+    *others, best = outcome.rows
+    assert all(row.ged_edge_labels >= best.ged_edge_labels for row in others if row.method != demo.FROM_ALL)
+    assert DSOKR.load(tmp_path / "model").predict(["CCO", "CC"])[0].labels
+    assert "300 molecules" in told[0] and f"sketch of {outcome.size} " in told[1]
+
+
+@pytest.mark.slow
+def test_the_demo_beats_any_list(tmp_path):
+    rows = {row.method: row for row in demo.run(tmp_path).rows}
+    ours = rows.pop(demo.FROM_ALL)
+    assert ours.exact > 0.5
+    assert all(ours.ged_edge_labels < row.ged_edge_labels and row.exact == 0 for row in rows.values())
+
+
+def test_demo_molecules_are_different_and_what_their_smiles_mean():
+    parts = demo.generated(demo.QUICK, seed=1)
+    smiles = [text for part in parts for text in part.smiles]
+    assert [len(part.smiles) for part in parts] == [300, 40, 40]
+    assert len(set(smiles)) == len(smiles) == len(set(chem.canonical(smiles)))
+    assert [graph for part in parts for graph in part.graphs] == chem.graphs(smiles)
+
+
+def test_demo_measures_edits():
+    alcohol, aldehyde = chem.graph("CO"), chem.graph("C=O")
+    row = demo.measured("", [alcohol, aldehyde], [aldehyde, aldehyde], 0.0)
+    assert (row.ged, row.ged_edge_labels, row.exact) == (0, 0.5, 0.5)
+
+
+def test_demo_looks_among_the_training_molecules():
+    train, _, test = demo.generated(demo.QUICK, seed=0)
+    known, some = train.graphs, test.graphs[:5]
+    found = edit_distance(demo.nearest_to(some, known, among=len(known)), some)
+    assert found.tolist() == [edit_distance(graph, known).min() for graph in some]
+    again = demo.Pairs([text + text for text in train.smiles[:7]] + train.smiles[:7], known[7:14] + known[:7])
+    assert demo.with_nearest_smiles(again, demo.Pairs(train.smiles[:7], [])) == known[:7]
 
 
 def test_report_escapes(tmp_path):
@@ -144,6 +180,15 @@ def test_plain_regression_learns():
 
 def test_the_demo_misses_matplotlib_before_it_trains(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    monkeypatch.setattr(demo.scenes, "generate", lambda *a, **k: pytest.fail("went on"))
+    monkeypatch.setattr(demo, "generated", lambda *a, **k: pytest.fail("went on"))
     with pytest.raises(MissingExtraError, match=r"dsokr\[plots\]"):
         demo.run(tmp_path, demo.QUICK)
+
+
+def test_the_demo_misses_rdkit_before_it_trains(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    monkeypatch.delattr("dsokr.chem")
+    for name in ("dsokr.chem", "dsokr.experiments.demo"):
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(MissingExtraError, match=r"dsokr\[chem\]"):
+        import_module("dsokr.experiments.demo")

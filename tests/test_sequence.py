@@ -57,6 +57,42 @@ def test_refuses(network, xs, message):
         network.prepare(xs)
 
 
+def test_characters_that_no_training_string_has_read_as_blank(network):
+    network.adapt(WORDS)
+    with pytest.warns(UserWarning, match="No training string has the character 'B' of 'CB' at index 1.* 1 more"):
+        tokens = network.prepare(["CC", "CB", "XC"])
+    boron, other = network(tokens[1:2]), network(tokens[2:3])
+    with pytest.warns(UserWarning, match="'Q'"):
+        torch.testing.assert_close(network(network.prepare(["CQ"])), boron)
+    assert not torch.allclose(boron, other, atol=1e-3)  # the places still count
+    assert torch.isfinite(boron).all()
+
+
+def test_strings_longer_than_all_in_training_are_a_guess(network):
+    network.adapt(WORDS)
+    with pytest.warns(UserWarning, match="longest training string has 5 characters, 'CCCCCCC' at index 1 has 7"):
+        z = network(network.prepare(["CC", "CCCCCCC"]))
+    assert torch.isfinite(z).all()
+
+
+def test_the_alphabet_is_saved_with_the_model(tmp_path):
+    training = Training(epochs=1, batch_size=4, progress=False)
+    model = DSOKR(kernels.NGram(1), sketches.Full(), SMALL, training=training, random_state=0, device="cpu")
+    model.fit(WORDS, WORDS).save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="No training string has the character 'P'"):
+        DSOKR.load(tmp_path / "model", device="cpu").predict(["CP"])
+
+
+def test_dropout_is_off_when_predicting():
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        network = CharTransformer(layers=1, width=32, heads=4, dropout=0.5)(5)
+        tokens = network.prepare(WORDS)
+        assert not torch.equal(network(tokens), network(tokens))
+        network.eval()
+        assert torch.equal(network(tokens), network(tokens))
+
+
 def test_refuses_heads_that_do_not_fit():
     with pytest.raises(InputError, match="width=30 and heads=8"):
         CharTransformer(width=30, heads=8)

@@ -359,3 +359,44 @@ def test_two_devices_share_the_work_and_agree(tmp_path):
     first, second = ((tmp_path / rank).read_text() for rank in "01")
     assert first == second
     assert float(first.split()[0]) < 1e-3
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_gradients_are_clipped_whatever_the_precision(precision):
+    pairs, _ = linear_task()
+    steps = Steps()
+    options = Training(
+        epochs=1,
+        batch_size=32,
+        precision=precision,
+        gradient_clip=1e-3,
+        standardize=False,
+        trainer={"callbacks": [steps]},
+    )
+    train(network(), pairs, None, Squared(), options, seed=0, device=CPU)
+    assert len(steps.norms) == 9  # the last ones are not set to zero
+    assert steps.norms == pytest.approx([1e-3] * 9, rel=1e-3)
+
+
+class Steps(Callback):
+    """The norm of the gradients at every step."""
+
+    def __init__(self):
+        self.norms = []
+
+    def on_before_zero_grad(self, trainer, module, optimizer):
+        grads = [w.grad.norm() for w in module.parameters() if w.grad is not None]
+        if grads:
+            self.norms.append(torch.stack(grads).norm().item())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+def test_compiled_training_is_the_same_training():
+    pairs, val = linear_task()
+    histories = [
+        train(network((8,)), pairs, val, Squared(), replace(QUICK, epochs=3, compile=mode), seed=0, device=CPU)
+        for mode in (False, True, "default")
+    ]
+    for history in histories[1:]:
+        assert history["val_loss"] == pytest.approx(histories[0]["val_loss"], rel=1e-4)

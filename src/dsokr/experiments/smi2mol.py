@@ -139,6 +139,23 @@ class Study:
 
 
 FULL = Study()
+_ON_A_CPU = {"epochs": 30, "batch_size": 64, "precision": "32-true", "compile": False}
+REDUCED = Study(  # an hour or two on two cores
+    models=tuple(
+        replace(
+            model,
+            sketch=sketches.SubSample(1500),
+            dim=None if model.dim is None else 512,
+            training=replace(model.training, **_ON_A_CPU),  # type: ignore[arg-type] # names of fields
+            network=CharTransformer(layers=3, width=128, dropout=0.0, longest=64),
+        )
+        for model in (PAPERS, OURS)
+    ),
+    splits=(0,),
+    sizes=(100, 400, 1600),
+    kernel_size=1600,
+    n_train=20_000,
+)
 _FEW_STEPS = {"epochs": 2, "batch_size": 64, "precision": "32-true", "compile": False, "warmup_steps": 4}
 QUICK = Study(
     models=tuple(

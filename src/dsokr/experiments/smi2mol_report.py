@@ -1,0 +1,136 @@
+"""What came out of the SMI2Mol study: Table 1, Figure 2 and a page of drawn predictions, from its JSON lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from dsokr.data.smi2mol import smi2mol
+from dsokr.experiments.results import Row, read_rows
+from dsokr.experiments.smi2mol import PAPERS_KERNELS
+from dsokr.metrics import edit_distance
+from dsokr.plotting import pyplot
+from dsokr.types import Graph
+
+METHODS = {  # how rows of results are named in the table, in its order
+    ("nnbary_fgw", None, None): "NNBary-FGW",
+    ("sisokr", None, None): "SISOKR",
+    ("ile_fgw", None, None): "Sketched ILE-FGW",
+    ("dsokr", "paper's protocol", "paper's rule"): "DSOKR, paper's kernel and rule",
+    ("dsokr", "paper's protocol", "Candidates"): "DSOKR, paper's kernel, best rule",
+    ("dsokr", "ours", "Candidates"): "DSOKR, sum of kernels, best rule",
+    ("dsokr", "ours", "GraphSearch"): "DSOKR, sum of kernels, GraphSearch",
+    ("dsokr", "ours, few molecules", "Candidates"): "DSOKR, sum of kernels, best rule, few molecules",
+    ("dsokr", "ours, few molecules", "GraphSearch"): "DSOKR, sum of kernels, GraphSearch, few molecules",
+}
+PAPER: tuple[Row, ...] = (  # Table 1 as printed there
+    {"name": "NNBary-FGW (paper)", "ged": (5.115, 0.129)},
+    {"name": "SISOKR (paper)", "ged": (3.330, 0.080), "ged_edge_labels": (4.192, 0.109)},
+    {"name": "Sketched ILE-FGW (paper)", "ged": (2.998, 0.253)},
+    {"name": "DSOKR (paper)", "ged": (1.951, 0.074), "ged_edge_labels": (2.960, 0.079)},
+)
+NO_EDGE_LABELS = ("nnbary_fgw", "ile_fgw")  # predict none, so that only the other distance says something
+
+
+def table(folder: Path) -> list[Row]:
+    """The paper's rows, then ours: mean and standard deviation over the splits there are."""
+    rows = [row for name in ("baselines", "models") for row in _rows(folder / f"{name}.jsonl")]
+    made = []
+    for key, name in METHODS.items():
+        own = [row for row in rows if _key(row) == key]
+        if own:
+            made.append({"name": name, "splits": len(own), "n_train": own[0]["n_train"]} | _spread(key[0], own))
+    return [*PAPER, *made]
+
+
+def _rows(path: Path) -> list[Row]:
+    return read_rows(path) if path.exists() else []
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row["method"], row.get("model"), row.get("decoder")
+
+
+def _spread(method: str, rows: list[Row]) -> Row:
+    names = ["ged"] if method in NO_EDGE_LABELS else ["ged", "ged_edge_labels", "exact"]
+    values = {name: [row["metrics"][name] for row in rows if name in row["metrics"]] for name in names}
+    spread = {name: (mean(v), stdev(v) if len(v) > 1 else None) for name, v in values.items() if v}
+    return spread | {"seconds": mean(sum(row["seconds"].values()) for row in rows)}
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table for a page."""
+    lines = ["| method | training molecules | splits | GED without edge labels | GED with edge labels | exact |"]
+    lines.append("|---|---|---|---|---|---|")
+    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+    return "\n".join(lines)
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table in words."""
+    distances = [_cell(row.get(name)) for name in ("ged", "ged_edge_labels")]
+    exact = f"{row['exact'][0]:.1%}" if "exact" in row else ""
+    trained = f"{row['n_train']:,}" if "n_train" in row else ""
+    return [row["name"], trained, str(row.get("splits", "")), *distances, exact]
+
+
+def _cell(value: tuple[float, float | None] | None) -> str:
+    if value is None:
+        return "–"
+    average, deviation = value
+    return f"{average:.3f}" if deviation is None else f"{average:.3f} ± {deviation:.3f}"
+
+
+def figure(folder: Path, image: Path) -> Path:
+    """Figure 2: the edit distance of Perfect h against the sketch size, by the three decoding rules."""
+    plt = pyplot()
+    rows = read_rows(folder / "perfect_h.jsonl")
+    fig, grid = plt.subplots(1, len(PAPERS_KERNELS), figsize=(11, 3.3), layout="constrained", sharey=True)
+    for axes, kernel in zip(grid, PAPERS_KERNELS, strict=True):
+        for rule, label in (("kernel", "the paper's rule"), ("projected", "projected"), ("cosine", "cosine")):
+            own = sorted((r["m"], r["metrics"]["ged_edge_labels"]) for r in rows if _is(r, kernel=kernel, rule=rule))
+            axes.plot(*zip(*own, strict=True), marker="o", markersize=3, label=label)
+        axes.set(title=kernel, xlabel="sketch size m", xscale="log")
+        axes.grid(alpha=0.3)
+    grid[0].set_ylabel("GED with edge labels")
+    grid[0].legend(frameon=False)
+    image.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(image, dpi=150)
+    plt.close(fig)
+    return image
+
+
+def _is(row: Row, **wanted: Any) -> bool:
+    return all(row[name] == value for name, value in wanted.items())
+
+
+def gallery(folder: Path, data: str | Path | None, image: Path, count: int = 6) -> Path:
+    """The first test molecules of the first split: what every method predicts, at which distance, and the truth."""
+    from dsokr import chem  # RDKit is needed here only
+
+    columns = {METHODS[_key(row)]: row["metrics"]["graphs"] for row in _rows(folder / "predictions.jsonl")}
+    names = [name for name in METHODS.values() if name in columns and "few" not in name]
+    test = smi2mol(data, 0).test
+    molecules: list[Graph | str] = []
+    legends = []
+    for i in range(count):
+        true = test.graphs[i]
+        for name in names:
+            predicted = _graph(columns[name][i])
+            molecules.append(predicted)
+            legends.append(f"{_short(name)}: {edit_distance(predicted, [true]).item():g}")
+        molecules.append(true)
+        legends.append(f"true: {test.smiles[i]}")
+    image.parent.mkdir(parents=True, exist_ok=True)
+    image.write_bytes(chem.draw_png(molecules, legends, columns=len(names) + 1, size=(200, 190)))
+    return image
+
+
+def _graph(plain: list[Any]) -> Graph:
+    labels, edges = plain
+    return Graph(tuple(labels), tuple(map(tuple, edges)))
+
+
+def _short(name: str) -> str:
+    return name.replace("DSOKR, ", "").replace("Sketched ", "").replace("sum of kernels", "sum")
