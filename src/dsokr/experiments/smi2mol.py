@@ -186,6 +186,7 @@ def run(study: Study, folder: Path, data: str | Path | None, device: torch.devic
     for number in study.splits:
         split = _cut(smi2mol(data, number), study.n_train)
         if number == study.splits[0]:
+            keep_truth(study, split, folder)
             compare_sizes(study, split, folder, device, say)
             compare_kernels(study, split, folder, device, say)
         for model in study.models:
@@ -200,6 +201,14 @@ def _cut(split: SMI2Mol, n_train: int | None) -> SMI2Mol:
 
 def _asked(split: SMI2Mol, number: int) -> Row:
     return {"experiment": "smi2mol", "split": number, "n_train": len(split.train.smiles)}
+
+
+def keep_truth(study: Study, split: SMI2Mol, folder: Path) -> None:
+    """What the predictions that are drawn are compared with."""
+    row = {"experiment": "smi2mol", "split": study.splits[0], "method": "truth"}
+    test = split.test.rows(np.arange(study.drawn))
+    kept = {"graphs": _drawn(test.graphs, study.drawn)["metrics"]["graphs"], "smiles": test.smiles}
+    Results(folder / "predictions.jsonl").record(row, lambda: {"metrics": kept})
 
 
 def compare_sizes(study: Study, split: SMI2Mol, folder: Path, device: torch.device, say: Say) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from dsokr.data.smi2mol import smi2mol
 from dsokr.experiments.results import Row, read_rows
 from dsokr.experiments.smi2mol import PAPERS_KERNELS
 from dsokr.metrics import edit_distance
@@ -105,23 +104,23 @@ def _is(row: Row, **wanted: Any) -> bool:
     return all(row[name] == value for name, value in wanted.items())
 
 
-def gallery(folder: Path, data: str | Path | None, image: Path, count: int = 6) -> Path:
+def gallery(folder: Path, image: Path, count: int = 8) -> Path:
     """The first test molecules of the first split: what every method predicts, at which distance, and the truth."""
     from dsokr import chem  # RDKit is needed here only
 
-    columns = {METHODS[_key(row)]: row["metrics"]["graphs"] for row in _rows(folder / "predictions.jsonl")}
-    names = [name for name in METHODS.values() if name in columns and "few" not in name]
-    test = smi2mol(data, 0).test
+    rows = {_key(row): row["metrics"] for row in read_rows(folder / "predictions.jsonl")}
+    truth = rows["truth", None, None]
+    names = {key: name for key, name in METHODS.items() if key in rows and "few" not in name}
     molecules: list[Graph | str] = []
     legends = []
     for i in range(count):
-        true = test.graphs[i]
-        for name in names:
-            predicted = _graph(columns[name][i])
+        true = _graph(truth["graphs"][i])
+        for key, name in names.items():
+            predicted = _graph(rows[key]["graphs"][i])
             molecules.append(predicted)
             legends.append(f"{_short(name)}: {edit_distance(predicted, [true]).item():g}")
         molecules.append(true)
-        legends.append(f"true: {test.smiles[i]}")
+        legends.append(f"true: {truth['smiles'][i]}")
     image.parent.mkdir(parents=True, exist_ok=True)
     image.write_bytes(chem.draw_png(molecules, legends, columns=len(names) + 1, size=(200, 190)))
     return image
