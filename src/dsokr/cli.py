@@ -54,6 +54,7 @@ EXTRAS = {
 
 class Experiment(StrEnum):
     synthetic = "synthetic"
+    smi2mol = "smi2mol"
 
 
 class KernelName(StrEnum):
@@ -96,7 +97,7 @@ def demo(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on pictures that are generated here, compare with plain regression, and write a report."""
+    """Learn to read SMILES on molecules that are generated here, compare with baselines, and write a report."""
     from dsokr.experiments import demo as experiment
 
     size = experiment.QUICK if quick else experiment.Size()
@@ -104,12 +105,12 @@ def demo(
         raise InputError(f"{out} is a file. Choose a folder with --out.")
     outcome = experiment.run(out, size, seed, say=_teller(as_json))
     if as_json:
-        rows = [{"method": name, "f1": f1, "exact": exact, "seconds": s} for name, f1, exact, s in outcome.rows]
+        rows = [row._asdict() for row in outcome.rows]
         _print_json({"rows": rows, "size": outcome.size, "report": str(outcome.report)})
         return
-    table = Table("method", "example F1", "exactly right", "training")
-    for name, f1, exact, seconds in outcome.rows:
-        table.add_row(name, f"{f1:.3f}", f"{exact:.1%}", f"{seconds:.0f} s" if seconds else "")
+    table = Table(*experiment.COLUMNS)
+    for row in outcome.rows:
+        table.add_row(*experiment.cells(row))
     console.print(table)
     console.print(f"The report: {outcome.report}", soft_wrap=True)
 
@@ -117,8 +118,11 @@ def demo(
 @app.command()
 def reproduce(
     name: Annotated[Experiment, typer.Argument(help="Which experiment of the paper.")],
-    quick: Annotated[bool, typer.Option("--quick", help="The same code on a small task, in under a minute.")] = False,
-    reduced: Annotated[bool, typer.Option("--reduced", help="Fewer sizes and replicates, for two cores.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="The same code on a small task, in about a minute.")] = False,
+    reduced: Annotated[bool, typer.Option("--reduced", help="Smaller, for two cores.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the data sets; by default DSOKR_DATA, or the user's cache.")
+    ] = None,
     results: Annotated[
         Path, typer.Option(help="Folder of the JSON lines; finished rows are not computed again.")
     ] = Path("results"),
@@ -130,25 +134,21 @@ def reproduce(
 ) -> None:
     """Re-make a table or figure of the paper."""
     from dsokr.devices import resolve_device
-    from dsokr.experiments import synthetic
+    from dsokr.experiments.reproduce import EXPERIMENTS, Asked
 
     if quick and reduced:
         raise InputError("Choose one of --quick and --reduced.")
-    study = synthetic.QUICK if quick else synthetic.REDUCED if reduced else synthetic.FULL
-    folder = results / (name.value + ("-quick" if quick else "-reduced" if reduced else ""))
-    synthetic.run(study, folder, resolve_device(device), say=_teller(as_json))
-    drawn = synthetic.figure(folder, figure or folder / "figure.png")
-    rows = synthetic.table(folder)
+    size: Any = "quick" if quick else "reduced" if reduced else "full"
+    asked = Asked(size, results, figure, data_dir, resolve_device(device), _teller(as_json))
+    done = EXPERIMENTS[name.value](asked)
     if as_json:
-        _print_json({"rows": rows, "figure": str(drawn)})
+        _print_json({"rows": done.rows, "figure": str(done.figure)})
         return
-    table = Table("model", "p", "parameters", "test MSE", "beyond NN", "Perfect h MSE")
-    for row in rows:
-        excess, perfect = row.get("excess"), row.get("perfect_h")
-        more = ["" if excess is None else f"{excess:+.1%}", "" if perfect is None else f"{perfect:.5f}"]
-        table.add_row(row["model"], str(row.get("p", "")), f"{row['parameters']:,}", f"{row['mse']:.5f}", *more)
+    table = Table(*done.header)
+    for cells in done.cells:
+        table.add_row(*cells)
     console.print(table)
-    console.print(f"The figure: {drawn}", soft_wrap=True)
+    console.print(f"The figure: {done.figure}", soft_wrap=True)
 
 
 @app.command()

@@ -94,6 +94,34 @@ def to_device(ys: Outputs, device: torch.device) -> Outputs:
     return ys
 
 
+def in_form_of(ys: Outputs, rows: np.ndarray) -> Outputs:  # rows: (n, d)
+    """Rows of numbers as outputs of the same form and type as ``ys``."""
+    if isinstance(ys, Tensor):
+        return torch.from_numpy(rows).to(ys).reshape(len(rows), *ys.shape[1:])
+    if sp.issparse(ys):
+        return type(ys)(rows.astype(ys.dtype))
+    if isinstance(ys, np.ndarray):
+        return rows.astype(ys.dtype).reshape(len(rows), *ys.shape[1:])
+    return [_item_like(ys[0], row) for row in rows]
+
+
+def _item_like(item: Any, row: np.ndarray) -> Any:
+    if isinstance(item, list | tuple):
+        return type(item)(row.astype(np.asarray(item).dtype).tolist())
+    return in_form_of(item[None], row[None])[0] if hasattr(item, "ndim") else type(item)(row[0])
+
+
+def chosen(first: Tensor, a: Outputs, b: Outputs) -> Outputs:
+    """a_i where ``first`` says so, else b_i."""
+    n = count(a)
+    order = torch.arange(n) + n * ~first.cpu()
+    if isinstance(a, Tensor):
+        return take(torch.cat([a, b]), order)
+    if sp.issparse(a):
+        return take(sp.vstack([a, b], format="csr"), order)
+    return take(np.concatenate([a, b]) if isinstance(a, np.ndarray) else [*a, *b], order)
+
+
 def distinct(ys: Outputs) -> Tensor:
     """Positions of the first occurrence of every distinct output, in order.
 

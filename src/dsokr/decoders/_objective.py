@@ -26,7 +26,6 @@ from dsokr.kernels.graphs import refinements
 from dsokr.kernels.hashing import mix, pair
 from dsokr.kernels.postings import Postings
 
-
 LOCAL_FROM = 24  # nodes of a graph from which it pays to look only near an edit; see bench/graph_search.py
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from dsokr.basis import Rule, SketchedBasis
-from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.basis import Rule, SketchedBasis, embedded_scores
+from dsokr.decoders.embedded import EmbeddedOutputs, Ranking
 from dsokr.kernels import Kernel
-from dsokr.outputs import Outputs, distinct, take
+from dsokr.outputs import Outputs, chosen, distinct, take
+
+PAIR_BLOCK = 64  # side of the square blocks of scores whose diagonal is used
 
 
 class Decoded(NamedTuple):
@@ -41,3 +44,19 @@ class Decoder(ABC):
     def known(self, training_outputs: Outputs) -> Outputs:
         """The outputs to embed once and keep: the distinct ones seen in training, unless the decoder brings its own."""
         return take(training_outputs, distinct(training_outputs))
+
+
+def best_of(
+    basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, nearest: Ranking, rule: Rule, found: Outputs
+) -> Decoded:
+    """For every row of z what was found for it, or the nearest of the known outputs if that scores as well."""
+    before, scores = nearest.scores[:, 0], _paired_scores(basis, z, found, rule)
+    better = scores.float() > before.float()  # equal in single precision is equal, as in known.top
+    outputs = chosen(better, found, take(known.outputs, nearest.indices[:, 0]))
+    return Decoded(outputs, torch.where(better, scores, before))
+
+
+def _paired_scores(basis: SketchedBasis, z: Tensor, ys: Outputs, rule: Rule) -> Tensor:  # (n,)
+    embedding, diag = basis.embed(ys), basis.diag(ys)
+    parts = torch.arange(len(z), device=z.device).split(PAIR_BLOCK)
+    return torch.cat([embedded_scores(z[at], embedding[at], diag[at], rule).diagonal() for at in parts])

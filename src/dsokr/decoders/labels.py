@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from dsokr.basis import Rule, SketchedBasis, embedded_scores
+from dsokr.basis import SketchedBasis
 from dsokr.compiled import compiled, in_shares
-from dsokr.decoders.base import Decoded, Decoder
-from dsokr.decoders.embedded import EmbeddedOutputs, Ranking
+from dsokr.decoders.base import Decoded, Decoder, best_of
+from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.errors import InputError, UndefinedAt
 from dsokr.kernels import (
     Cosine,
@@ -29,12 +29,11 @@ from dsokr.kernels import (
     Tanimoto,
 )
 from dsokr.kernels.vectors import as_rows
-from dsokr.outputs import Outputs, count, take
+from dsokr.outputs import Outputs, in_form_of, take
 
 BY_SIZES = (Tanimoto, Linear, Gaussian, Laplacian, Cosine, Polynomial)  # on sets, functions of |a|, |y| and |a ∩ y|
 ROWS = 512  # rows of coefficients decoded at once
 SHARE = 16  # rows that a thread takes at a time
-PAIR_BLOCK = 64  # side of the square blocks of scores whose diagonal is used
 
 Bits = np.ndarray  # of uint8, 0 or 1
 Integers = np.ndarray  # of int64
@@ -294,47 +293,3 @@ def _score_flips(problem: Problem, c: Floats, y: Bits, shared: Integers, scores:
             row = values[problem.size_class[j]]
             total += c[j] * (row[shared[j] + step] - row[shared[j]])
         scores[label] = 2 * total - problem.diag[size + step]
-
-
-def in_form_of(ys: Outputs, rows: np.ndarray) -> Outputs:  # rows: (n, d)
-    """Rows of numbers as outputs of the same form and type as ``ys``."""
-    if isinstance(ys, Tensor):
-        return torch.from_numpy(rows).to(ys).reshape(len(rows), *ys.shape[1:])
-    if sp.issparse(ys):
-        return type(ys)(rows.astype(ys.dtype))
-    if isinstance(ys, np.ndarray):
-        return rows.astype(ys.dtype).reshape(len(rows), *ys.shape[1:])
-    return [_item_like(ys[0], row) for row in rows]
-
-
-def _item_like(item: Any, row: np.ndarray) -> Any:
-    if isinstance(item, list | tuple):
-        return type(item)(row.astype(np.asarray(item).dtype).tolist())
-    return in_form_of(item[None], row[None])[0] if hasattr(item, "ndim") else type(item)(row[0])
-
-
-def best_of(
-    basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, nearest: Ranking, rule: Rule, found: Outputs
-) -> Decoded:
-    """For every row of z what was found for it, or the nearest of the known outputs if that scores as well."""
-    before, scores = nearest.scores[:, 0], _paired_scores(basis, z, found, rule)
-    better = scores.float() > before.float()  # equal in single precision is equal, as in known.top
-    outputs = _chosen(better, found, take(known.outputs, nearest.indices[:, 0]))
-    return Decoded(outputs, torch.where(better, scores, before))
-
-
-def _paired_scores(basis: SketchedBasis, z: Tensor, ys: Outputs, rule: Rule) -> Tensor:  # (n,)
-    embedding, diag = basis.embed(ys), basis.diag(ys)
-    parts = torch.arange(len(z), device=z.device).split(PAIR_BLOCK)
-    return torch.cat([embedded_scores(z[at], embedding[at], diag[at], rule).diagonal() for at in parts])
-
-
-def _chosen(first: Tensor, a: Outputs, b: Outputs) -> Outputs:
-    """a_i where ``first`` says so, else b_i."""
-    n = count(a)
-    order = torch.arange(n) + n * ~first.cpu()
-    if isinstance(a, Tensor):
-        return take(torch.cat([a, b]), order)
-    if sp.issparse(a):
-        return take(sp.vstack([a, b], format="csr"), order)
-    return take(np.concatenate([a, b]) if isinstance(a, np.ndarray) else [*a, *b], order)

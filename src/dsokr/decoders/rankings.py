@@ -19,13 +19,12 @@ from torch import Tensor
 from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compiled import compiled, in_shares
-from dsokr.decoders.base import Decoded, Decoder
+from dsokr.decoders.base import Decoded, Decoder, best_of
 from dsokr.decoders.embedded import EmbeddedOutputs
-from dsokr.decoders.labels import best_of, in_form_of
 from dsokr.errors import InputError
 from dsokr.kernels import Kernel, Normalized, Scaled
 from dsokr.kernels.rankings import RankingKernel, as_positions
-from dsokr.outputs import Outputs, take
+from dsokr.outputs import Outputs, in_form_of, take
 
 LARGEST = 24  # items that are ordered exactly at most: the table of their subsets takes 8 · 2^24 bytes
 ENTRIES = 2**23  # of the pairwise preferences of all rows decoded at once

@@ -1,6 +1,7 @@
 """Metrics of predicted outputs. They know nothing of models."""
 
 from dsokr.metrics.edit_distance import Bounds, EditDistanceTimeout, edit_distance, edit_distance_bounds
+from dsokr.metrics.rankings import kendall_tau
 from dsokr.metrics.retrieval import ranks, retrieval
 from dsokr.metrics.sets import exact_match, f1
 
@@ -11,6 +12,7 @@ __all__ = [
     "edit_distance_bounds",
     "exact_match",
     "f1",
+    "kendall_tau",
     "ranks",
     "retrieval",
 ]
