@@ -221,6 +221,19 @@ def test_another_domain_brings_its_own_moves():
     assert (found.scores >= best - 1e-4).double().mean() > 0.95
 
 
+def test_where_there_is_nowhere_to_go():
+    """A domain of a single molecule, and molecules that a normalised kernel is undefined for."""
+    carbon, bond = Graph((6,)), Graph((6, 6), ((0, 1, 1),))
+    kernel = WL.normalized() + ShortestPath()
+    basis = sketch_basis(kernel, [carbon], sketches.Full(), generator=Generator())
+    alone = GraphSearch(Molecules(valences=((6, 4),), max_atoms=1), rule="kernel")
+    assert alone.decode(basis, basis.embed([carbon]), EmbeddedOutputs(basis, [carbon])).outputs == [carbon]
+    basis = sketch_basis(ShortestPath().normalized(), [bond], sketches.Full(), generator=Generator())
+    search = GraphSearch(Molecules(valences=((6, 4),), max_atoms=2), rule="kernel")  # one edit away is a single atom
+    found = search.decode(basis, basis.embed([bond]), EmbeddedOutputs(basis, [bond]))
+    assert len(found.outputs[0].labels) == 2
+
+
 def test_through_the_estimator(tmp_path):
     graphs = some_graphs(120)
     X = np.stack([np.bincount(g.labels, minlength=10) for g in graphs]).astype(float)

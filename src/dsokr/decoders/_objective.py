@@ -68,9 +68,11 @@ class Term:
         return self.postings.summed(coefficients * self.scales)
 
     def scores(self, parts: Parts) -> np.ndarray:
-        """2 h(y) − k(y, y), as far as this term goes."""
+        """2 h(y) − k(y, y), as far as this term goes; −∞ where a graph without features cannot be normalised."""
         if self.normalised:
-            return 2 * parts.products / np.sqrt(parts.squares) - self.factor
+            there = parts.squares > 0
+            lengths = np.sqrt(np.where(there, parts.squares, 1.0))
+            return np.where(there, 2 * parts.products / lengths - self.factor, -np.inf)
         return 2 * parts.products - self.factor * parts.squares
 
     def parts(self, weights: np.ndarray, owners: np.ndarray, graphs: GraphBatch) -> Parts:

@@ -152,7 +152,7 @@ class Pool:
         new = np.zeros(len(order), bool)
         for column in (self.owners, *names):
             new |= np.diff(column[order], prepend=column[order[:1]] - 1) != 0
-        order = order[new]
+        order = order[new & (scores[order] > -np.inf)]  # for some graphs the kernel is undefined
         owners = self.owners[order]
         return self.rows(order[np.arange(len(order)) - np.searchsorted(owners, owners) < count])
 

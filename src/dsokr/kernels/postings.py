@@ -87,7 +87,7 @@ class Postings:
     def summed(self, weights: np.ndarray) -> np.ndarray:  # (n, anchors) -> (n, coordinates)
         """Σ_j weights[i, j] anchor_j: what every combination of anchors has at each coordinate, in single precision."""
         out = np.zeros((len(weights), len(self.ids)), np.float32)
-        share = max(1, 1_000_000 // len(self.rows))
+        share = max(1, 1_000_000 // max(1, len(self.rows)))
         by_row = (self.starts, self.rows, self.values)
         in_shares(lambda start, stop: _summed(start, stop, weights, *by_row, out), len(weights), share)
         return out
