@@ -1,4 +1,3 @@
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from dsokr.losses import Squared
 from dsokr.metrics import kendall_tau
 from dsokr.networks import MLP, built
 from dsokr.training import Pairs, Training, train
+from real_data import real_data
 
 CPU = torch.device("cpu")
-DATA = Path(os.environ.get("DSOKR_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 TINY = """height,town,ranking
 1.5,1:Lyon,b>a>c
@@ -64,7 +63,6 @@ def test_a_data_set_is_found_by_name_and_checked(tmp_path):
         label_ranking("iris", tmp_path)
 
 
-@pytest.mark.skipif(not (DATA / "label_ranking").is_dir(), reason="needs the label ranking data (DSOKR_DATA)")
 @pytest.mark.parametrize(
     ("name", "n", "d", "k"),
     [
@@ -79,7 +77,7 @@ def test_a_data_set_is_found_by_name_and_checked(tmp_path):
 )
 def test_the_real_data(name, n, d, k):
     """As many instances, inputs and labels as the literature says (Cheng & Hüllermeier, 2009; Kamishima, 2003)."""
-    data = label_ranking(name, DATA)
+    data = label_ranking(name, real_data(f"label_ranking/{name}.txt"))
     assert len(data.names) == k
     assert data.X.shape[0] == n and (d is None or data.X.shape[1] == d)
     np.testing.assert_array_equal(np.sort(data.rankings, axis=1), np.tile(np.arange(k), (n, 1)))
