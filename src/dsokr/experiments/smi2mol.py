@@ -11,10 +11,9 @@ coefficients are also decoded by a search of all molecules, not of a list.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,7 @@ class Study:
     kernel_size: int = 3200  # of the sketch with which kernels are compared
     baselines: tuple[Baseline, ...] = BASELINES
     n_train: int | None = None  # None: all
-    drawn: int = 12  # test molecules whose predictions are kept for the page
+    drawn: int = 12  # test molecules of the last split, spread over all sizes, whose predictions are kept for the page
 
 
 FULL = Study()
@@ -186,9 +185,10 @@ def run(study: Study, folder: Path, data: str | Path | None, device: torch.devic
     for number in study.splits:
         split = _cut(smi2mol(data, number), study.n_train)
         if number == study.splits[0]:
-            keep_truth(study, split, folder)
             compare_sizes(study, split, folder, device, say)
             compare_kernels(study, split, folder, device, say)
+        if number == study.splits[-1]:
+            keep_truth(study, split, folder)
         for model in study.models:
             train_and_test(study, model, _cut(split, model.n_train), number, folder, device, say)
         for baseline in study.baselines:
@@ -205,9 +205,9 @@ def _asked(split: SMI2Mol, number: int) -> Row:
 
 def keep_truth(study: Study, split: SMI2Mol, folder: Path) -> None:
     """What the predictions that are drawn are compared with."""
-    row = {"experiment": "smi2mol", "split": study.splits[0], "method": "truth"}
-    test = split.test.rows(np.arange(study.drawn))
-    kept = {"graphs": _drawn(test.graphs, study.drawn)["metrics"]["graphs"], "smiles": test.smiles}
+    row = {"experiment": "smi2mol", "split": study.splits[-1], "method": "truth"}
+    rows = _spread(len(split.test.smiles), study.drawn)
+    kept = _drawn(split.test.graphs, study.drawn)["metrics"] | {"smiles": [split.test.smiles[i] for i in rows]}
     Results(folder / "predictions.jsonl").record(row, lambda: {"metrics": kept})
 
 
@@ -335,7 +335,7 @@ def train_and_test(
             "seconds": seconds | {"decoding": outcome.seconds},
         }
         results.record(row, lambda measured=measured: measured)  # type: ignore[misc] # a constant
-        if number == study.splits[0]:
+        if number == study.splits[-1]:
             pictures.record(row, partial(_drawn, outcome.predicted, study.drawn))
         m = outcome.metrics
         say(
@@ -344,9 +344,15 @@ def train_and_test(
         )
 
 
-def _drawn(predicted: Iterable[Graph], count: int) -> Row:
-    """The first few predictions as plain lists, for a page of pictures."""
-    return {"metrics": {"graphs": [[list(g.labels), [list(e) for e in g.edges]] for g in islice(predicted, count)]}}
+def _spread(n: int, count: int) -> list[int]:
+    """Rows over the whole range: QM9 is ordered by size, and so are the molecules of a split."""
+    return np.linspace(0, n - 1, count).astype(int).tolist()
+
+
+def _drawn(predicted: GraphBatch | Sequence[Graph], count: int) -> Row:
+    """A few of the predictions as plain lists, for a page of pictures."""
+    graphs = [predicted[i] for i in _spread(len(predicted), count)]
+    return {"metrics": {"graphs": [[list(g.labels), [list(e) for e in g.edges]] for g in graphs]}}
 
 
 def compare_with(study: Study, baseline: Baseline, split: SMI2Mol, number: int, folder: Path, say: Say) -> None:
@@ -358,7 +364,7 @@ def compare_with(study: Study, baseline: Baseline, split: SMI2Mol, number: int, 
     row, predicted = baseline(split, number)
     asked = {"experiment": "smi2mol", "split": number} | {k: v for k, v in row.items() if k not in MEASURED}
     results.record(asked, lambda: {k: v for k, v in row.items() if k in MEASURED})
-    if number == study.splits[0]:
+    if number == study.splits[-1]:
         pictures.record(asked, partial(_drawn, predicted, study.drawn))
     say(f"split {number}, {name}: GED {row['metrics']['ged']:.3f} without edge labels")
 

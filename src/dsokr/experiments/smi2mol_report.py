@@ -105,7 +105,7 @@ def _is(row: Row, **wanted: Any) -> bool:
 
 
 def gallery(folder: Path, image: Path, count: int = 8) -> Path:
-    """The first test molecules of the first split: what every method predicts, at which distance, and the truth."""
+    """Test molecules of the last split, from small to large: what every method predicts, at which distance, and the truth."""
     from dsokr import chem  # RDKit is needed here only
 
     rows = {_key(row): row["metrics"] for row in read_rows(folder / "predictions.jsonl")}
