@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "dsokr"
 LAYERS = [
     {"errors"},
     {"compiled", "ragged", "devices", "plotting"},
+    {"html"},
     {"types"},
     {"graphs"},
     {"outputs"},
@@ -24,15 +25,19 @@ LAYERS = [
     {"callbacks"},
     {"training"},
     {"decoders"},
+    {"index"},
     {"io"},
     {"estimator", "selection"},
+    {"ensemble"},
     {"baselines", "data"},
+    {"tool"},
+    {"serve"},
     {"experiments"},
     {"cli"},
 ]
 LAYER = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 SEEN_BY_LIGHTNING = {"matplotlib", "transformers"}  # torchmetrics imports them where they are installed
-OPTIONAL = ("rdkit", "transformers", "ot", "faiss", "fastapi", "uvicorn", "matplotlib", "numba", "networkx")
+OPTIONAL = ("rdkit", "transformers", "ot", "faiss", "fastapi", "uvicorn", "matplotlib", "numba", "networkx", "pyarrow")
 
 
 def modules() -> list[Path]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dsokr.basis import SketchedBasis, sketch_basis
+    from dsokr.ensemble import Ensemble
     from dsokr.estimator import DSOKR
     from dsokr.training import Training
     from dsokr.types import Graph
@@ -16,12 +17,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "DSOKR": "estimator",
+    "Ensemble": "ensemble",
     "Graph": "types",
     "SketchedBasis": "basis",
     "Training": "training",
     "sketch_basis": "basis",
 }
-__all__ = ["DSOKR", "Graph", "SketchedBasis", "Training", "__version__", "sketch_basis"]
+__all__ = ["DSOKR", "Ensemble", "Graph", "SketchedBasis", "Training", "__version__", "sketch_basis"]
 
 
 def __getattr__(name: str) -> Any:

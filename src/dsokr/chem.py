@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import scipy.sparse as sp
+
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.types import Graph
 
 try:
     from rdkit import Chem
-    from rdkit.Chem import rdDepictor
+    from rdkit.Chem import rdDepictor, rdFingerprintGenerator
     from rdkit.Chem.Draw import rdMolDraw2D
     from rdkit.rdBase import BlockLogs
 except ImportError as error:
@@ -77,6 +80,72 @@ def many_smiles(graphs: Sequence[Graph]) -> list[str]:
         with _naming(f"Graph at index {index}"):
             made.append(smiles(item))
     return made
+
+
+def fingerprints(smiles: Sequence[str], radius: int = 3, chirality: bool = True) -> sp.csr_array:  # (n, 2³²)
+    """Morgan fingerprints: how often every neighbourhood of an atom up to ``radius`` bonds occurs in a molecule.
+
+    Nothing is folded: a column is a neighbourhood's own 32-bit identifier, so molecules have columns in common only for
+    neighbourhoods in common. :class:`dsokr.kernels.Tanimoto` compares them.
+
+    >>> fingerprints(["CCO", "OCC", "CCN"], radius=1).sum(axis=1)
+    array([6., 6., 6.])
+    """
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=radius, includeChirality=chirality)
+    indptr, columns, counts = [0], [], []
+    with BlockLogs():
+        for index, text in enumerate(smiles):
+            found = generator.GetSparseCountFingerprint(_parsed(text, f" at index {index}")).GetNonzeroElements()
+            columns.extend(found.keys())
+            counts.extend(found.values())
+            indptr.append(len(columns))
+    parts = np.array(counts, np.float64), np.array(columns, np.int64), np.array(indptr, np.int64)
+    return sp.csr_array(parts, shape=(len(indptr) - 1, 2**32))
+
+
+def environments(smiles: Sequence[str], radius: int = 1) -> list[np.ndarray]:  # each (atoms, radius + 1)
+    """The Morgan identifiers of every atom's neighbourhoods of 0, 1, … bonds, without chirality.
+
+    Neighbourhoods that cover the same bonds count once, so an atom may lack one: −1 stands there.
+
+    >>> environments(["CO"], radius=0)[0].shape
+    (2, 1)
+    """
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=radius)
+    made = []
+    with BlockLogs():
+        for index, text in enumerate(smiles):
+            mol, seen = _parsed(text, f" at index {index}"), rdFingerprintGenerator.AdditionalOutput()
+            seen.AllocateBitInfoMap()
+            generator.GetSparseCountFingerprint(mol, additionalOutput=seen)
+            found = np.full((mol.GetNumAtoms(), radius + 1), -1, np.int64)
+            for identifier, places in seen.GetBitInfoMap().items():
+                for atom, bonds in places:
+                    found[atom, bonds] = identifier
+            made.append(found)
+    return made
+
+
+def matches(smiles: Sequence[str], pattern: str) -> np.ndarray:  # (n,)
+    """How often a SMARTS pattern occurs in each molecule.
+
+    >>> matches(["CCO", "OCCO"], "[OX2H1]")
+    array([1, 2])
+    """
+    with BlockLogs():
+        query = Chem.MolFromSmarts(pattern)
+        if query is None:
+            raise InputError(f"Could not parse {pattern!r} as SMARTS.")
+        mols = (_parsed(text, f" at index {index}") for index, text in enumerate(smiles))
+        return np.array([len(mol.GetSubstructMatches(query)) for mol in mols], np.int64)
+
+
+def bonds(smiles: Sequence[str]) -> list[np.ndarray]:  # each (bonds, 2)
+    """The pairs of bonded atoms, numbered as in the SMILES."""
+    with BlockLogs():
+        mols = (_parsed(text, f" at index {index}") for index, text in enumerate(smiles))
+        ends = ([(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in mol.GetBonds()] for mol in mols)
+        return [np.array(pairs, np.int64).reshape(-1, 2) for pairs in ends]
 
 
 def from_mol(mol: Any) -> Graph:

@@ -34,7 +34,7 @@ from dsokr.io import (
 from dsokr.kernels import Kernel
 from dsokr.losses import Loss, Squared, as_loss
 from dsokr.networks import NetworkFactory, Standardized, built, outputs_of, prepared
-from dsokr.outputs import Outputs, as_outputs, blocks, count, take
+from dsokr.outputs import Outputs, as_outputs, blocks, count, positions, take
 from dsokr.sketches import SketchSpec
 from dsokr.training import History, Pairs, Training, standardized, train
 
@@ -120,7 +120,7 @@ class DSOKR(BaseEstimator):
         network = built(self.network, basis.dim, X, seed)
         pairs = self._pairs(basis, network, *train_on)
         network = standardized(network, pairs, self.training)
-        score = partial(self._decoded_score, basis, known, None if validate_on is None else validate_on[1])
+        score = partial(self._decoded_score, basis, known, *self._truth(known, validate_on))
         history = train(
             network,
             pairs,
@@ -305,11 +305,24 @@ class DSOKR(BaseEstimator):
         return lambda z: max(score(z, decoder) for decoder in self.decoder.alternatives())
 
     def _decoded_score(
-        self, basis: SketchedBasis, known: EmbeddedOutputs, Y: Outputs, z: Tensor, decoder: Decoder
+        self,
+        basis: SketchedBasis,
+        known: EmbeddedOutputs,
+        Y: Outputs,
+        places: Tensor | None,
+        z: Tensor,
+        decoder: Decoder,
     ) -> float:
-        predicted = decoder.decode(basis, z, known).outputs
         monitor = self.training.monitor
-        return -self._kernel_loss(predicted, Y).mean().item() if monitor == "loss" else float(monitor(predicted, Y))
+        if places is not None:
+            return known.ranks(z, places, decoder.scoring_rule()).reciprocal().mean().item()
+        predicted = decoder.decode(basis, z, known).outputs
+        return float(monitor(predicted, Y)) if callable(monitor) else -self._kernel_loss(predicted, Y).mean().item()
+
+    def _truth(self, known: EmbeddedOutputs, validation: Any) -> tuple[Outputs, Tensor | None]:
+        """The validation outputs and, if their ranks are watched, where they stand among the candidates."""
+        Y = None if validation is None else validation[1]
+        return Y, positions(Y, known.outputs) if self.training.monitor == "mrr" else None
 
     def _kernel_loss(self, a: Outputs, b: Outputs) -> Tensor:  # (n,)
         """Δ(a_i, b_i) = ‖ψ(a_i) − ψ(b_i)‖²."""

@@ -23,12 +23,15 @@ from torch import Tensor
 from dsokr import __version__
 from dsokr.errors import InputError, ModelFolderError
 from dsokr.graphs import GraphBatch
-from dsokr.outputs import Outputs
+from dsokr.outputs import Outputs, ViewBatch
 from dsokr.types import Graph
 
 FORMAT = 1  # of the folder; raised when older versions of the package could not read it
 FAMILIES = ("kernels", "sketches", "losses", "networks", "decoders", "training")  # whose parts can be written down
-FILES = {"config.json", "model.safetensors", "README.md"}
+FILES = {
+    *("config.json", "model.safetensors", "README.md"),
+    *("task.json", "candidates.csv", "report.html", "skipped.csv"),  # beside a model made by `dsokr fit`
+}
 NOT_WRITTEN = "not written"
 
 Tensors = dict[str, Tensor]
@@ -118,6 +121,11 @@ def pack_outputs(ys: Outputs, prefix: str, tensors: Tensors) -> dict[str, Any]:
         return {"kind": "array"}
     if isinstance(ys, GraphBatch):
         return {"kind": "graph batch", "items": _pack_list(list(ys), prefix, tensors)}
+    if isinstance(ys, ViewBatch):
+        return {
+            "kind": "view batch",
+            "views": [pack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(ys.views)],
+        }
     if isinstance(ys, np.ndarray):
         return {"kind": "array of objects", "dtype": ys.dtype.str, "items": pack_outputs(ys.tolist(), prefix, tensors)}
     return _pack_list(list(ys), prefix, tensors)
@@ -171,6 +179,10 @@ def unpack_outputs(form: dict[str, Any], prefix: str, tensors: Tensors) -> Outpu
         case "views":
             views = (unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(form["views"]))
             return list(zip(*views, strict=True))
+        case "view batch":
+            return ViewBatch(
+                *(unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(form["views"]))
+            )
         case "list of rows":
             return list(unpack_outputs(form["rows"], prefix, tensors))
         case "json":
@@ -194,7 +206,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: Tensors, card: st
 
     A crash between the two renames leaves the old model beside the folder, under a name that ends in -old.
     """
-    if folder.exists() and not _is_replaceable(folder):
+    if folder.exists() and not is_replaceable(folder):
         raise ModelFolderError(f"{folder} exists and is not a saved model. Choose another folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -215,7 +227,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: Tensors, card: st
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _is_replaceable(folder: Path) -> bool:
+def is_replaceable(folder: Path) -> bool:
     """An empty folder, or one that holds a saved model and nothing else."""
     if not folder.is_dir():
         return False

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
+from torch.nn import functional as F
 
 from dsokr.errors import InputError
 
@@ -27,6 +28,10 @@ class Loss(ABC):
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         """The mean of c(‖z_i − target_i‖² + residual_i) over a batch."""
         return self((z - target).square().sum(dim=1) + residual).mean()
+
+    def among(self, targets: Tensor) -> Loss:
+        """The loss of a training with these targets, for losses that look at all of them."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,55 @@ class EpsilonInsensitive(Loss):
 
     def __call__(self, d2: Tensor) -> Tensor:
         return d2.clamp(min=self.epsilon**2).sqrt() - self.epsilon
+
+
+@dataclass(frozen=True)
+class Ranked(Loss):
+    """A loss on the distance, and a loss on how the true output ranks among all the training outputs.
+
+    Adds ``weight`` times −log(e^{s(x, y)/τ} / Σ e^{s(x, y')/τ}), the sum over y and all training outputs other than y,
+    with τ the ``temperature`` and s(x, y) = ⟨g(x), ψ̃(y)⟩ / (‖g(x)‖ ‖ψ̃(y)‖), the score by the rule "cosine". The basis
+    and the decoders stay as they are. All the outputs are there at every step because their coordinates are fixed:
+    n · p multiplications an input, little beside a deep network. Best with kernels that tell outputs apart well.
+    """
+
+    base: Loss = field(default_factory=Squared)
+    weight: float = 1.0
+    temperature: float = 0.05
+    others: Tensor | None = field(default=None, repr=False, compare=False)  # (n, p); None: those of the batch
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "temperature"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"Ranked.{name} must be positive. Got {getattr(self, name)}.")
+
+    def __call__(self, d2: Tensor) -> Tensor:
+        return self.base(d2)
+
+    def among(self, targets: Tensor) -> Loss:
+        return replace(self, base=self.base.among(targets), others=targets)
+
+    def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
+        with torch.autocast(z.device.type, enabled=False):  # similar outputs would all look the same in 16 bits
+            return self.base.mean(z, target, residual) + self.weight * self.ranking(z.float(), target)
+
+    def ranking(self, z: Tensor, target: Tensor) -> Tensor:
+        others = target if self.others is None else self.others
+        directions = F.normalize(z, dim=1) / self.temperature
+        own = torch.linalg.vecdot(directions, F.normalize(target, dim=1))
+        scores = directions @ F.normalize(others, dim=1).T
+        same = (_trace(target)[:, None] - _trace(others)).abs() < SAME
+        scores = torch.cat([own[:, None], scores.masked_fill(same, -torch.inf)], dim=1)
+        return (scores.logsumexp(dim=1) - own).mean()
+
+
+SAME = 1e-7  # difference of traces up to which two outputs are one
+
+
+def _trace(targets: Tensor) -> Tensor:  # (n,) float64
+    """A number for every output, by which equal ones are found: its coordinate along one random direction."""
+    direction = torch.randn(targets.shape[1], generator=Generator().manual_seed(0), dtype=torch.float64)
+    return targets.double() @ direction.to(targets.device)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
 """Collections of outputs, whatever they are: count them, take some, go through them in blocks.
 
 Outputs come as the rows of a tensor, of an array or of a scipy-sparse matrix, as the graphs of a batch, or as the items
-of a list. Everything after this module treats them alike and gives them back in the form in which they came.
+of a list. Everything after this module treats them alike and gives them back in the form in which they came. Outputs
+with several views are tuples in a list, or a :class:`ViewBatch`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +22,45 @@ from dsokr.graphs import GraphBatch
 Outputs = Any  # Tensor | np.ndarray | sparse matrix | Sequence[object]; a union would only add casts
 
 
+@dataclass(frozen=True, eq=False)
+class ViewBatch:
+    """Outputs with several views, each view held whole: the same outputs as fingerprints and as graphs, say.
+
+    Stands for a list of tuples, whose kernels are :class:`dsokr.kernels.Views`, but views keep their fast forms.
+
+    >>> batch = ViewBatch(np.eye(3), ["a", "b", "c"])
+    >>> batch[1]
+    (array([0., 1., 0.]), 'b')
+    >>> len(batch[:2])
+    2
+    """
+
+    views: tuple[Outputs, ...]
+
+    def __init__(self, *views: Outputs):
+        views = tuple(as_outputs(view, f"View {number}") for number, view in enumerate(views))
+        if not views:
+            raise InputError("ViewBatch takes the views of its outputs. Got none.")
+        if len({count(view) for view in views}) > 1:
+            raise InputError(f"Views must have as many outputs each. Got {', '.join(str(count(v)) for v in views)}.")
+        object.__setattr__(self, "views", views)
+
+    def __len__(self) -> int:
+        return count(self.views[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int | np.integer):
+            return tuple(take(view, [index])[0] for view in self.views)
+        return ViewBatch(*(take(view, index) for view in self.views))
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return (self[i] for i in range(len(self)))
+
+
 def as_outputs(ys: Outputs, name: str = "Y") -> Outputs:
     """Check a collection of outputs and make it indexable. Numbers must be finite."""
+    if isinstance(ys, ViewBatch):
+        return ys  # its views were checked when it was made
     if sp.issparse(ys):
         ys = ys.tocsr()
     elif not isinstance(ys, Tensor | np.ndarray | GraphBatch | list | tuple):
@@ -73,7 +114,7 @@ def take(ys: Outputs, index: Any) -> Outputs:
         return ys[index.to(ys.device) if isinstance(index, Tensor) else index]
     if isinstance(index, Tensor):
         index = index.cpu().numpy()
-    if isinstance(ys, np.ndarray | GraphBatch) or sp.issparse(ys):
+    if isinstance(ys, np.ndarray | GraphBatch | ViewBatch) or sp.issparse(ys):
         return ys[index]
     return ys[index] if isinstance(index, slice) else [ys[int(i)] for i in index]
 
@@ -91,7 +132,7 @@ def to_device(ys: Outputs, device: torch.device) -> Outputs:
         return torch.from_numpy(np.array(ys, dtype=np.float64)).to(device)
     if isinstance(ys, Tensor):
         return ys.to(device=device, dtype=torch.float64, copy=True)
-    return ys
+    return ViewBatch(*(to_device(view, device) for view in ys.views)) if isinstance(ys, ViewBatch) else ys
 
 
 def in_form_of(ys: Outputs, rows: np.ndarray) -> Outputs:  # rows: (n, d)
@@ -119,6 +160,8 @@ def chosen(first: Tensor, a: Outputs, b: Outputs) -> Outputs:
         return take(torch.cat([a, b]), order)
     if sp.issparse(a):
         return take(sp.vstack([a, b], format="csr"), order)
+    if isinstance(a, ViewBatch):
+        return ViewBatch(*(chosen(first, *pair) for pair in zip(a.views, b.views, strict=True)))
     return take(np.concatenate([a, b]) if isinstance(a, np.ndarray) else [*a, *b], order)
 
 
@@ -129,17 +172,34 @@ def distinct(ys: Outputs) -> Tensor:
     [0, 1]
     """
     first: dict[Any, int] = {}
-    for position, key in enumerate(_keys(ys)):
+    for position, key in enumerate(keys(ys)):
         first.setdefault(key, position)
     return torch.tensor(list(first.values()), dtype=torch.long)
 
 
-def _keys(ys: Outputs) -> Iterator[Any]:
+def positions(ys: Outputs, among: Outputs) -> Tensor:
+    """Where the first equal of every output stands in another collection, of the same form.
+
+    >>> positions(["b", "a"], ["a", "b", "b"]).tolist()
+    [1, 0]
+    """
+    first: dict[Any, int] = {}
+    for position, key in enumerate(keys(among)):
+        first.setdefault(key, position)
+    found = [first.get(key, -1) for key in keys(ys)]
+    if -1 in found:
+        raise InputError(f"The output at index {found.index(-1)} is not among the candidates.")
+    return torch.tensor(found)
+
+
+def keys(ys: Outputs) -> Iterator[Any]:
     """Something hashable for every output, equal for equal outputs."""
     if sp.issparse(ys):
         ys = ys.sorted_indices()
         for start, stop in zip(ys.indptr[:-1], ys.indptr[1:], strict=True):
             yield ys.indices[start:stop].tobytes(), ys.data[start:stop].tobytes()
+    elif isinstance(ys, ViewBatch):
+        yield from zip(*map(keys, ys.views), strict=True)
     else:
         for y in ys.detach().cpu().numpy() if isinstance(ys, Tensor) else ys:
             yield _key(y)

@@ -23,11 +23,13 @@ from dsokr.callbacks import Bookkeeper, Progress
 from dsokr.devices import seeded
 from dsokr.errors import InputError, Interrupted, TrainingError
 from dsokr.losses import Loss
-from dsokr.networks import Standardized
+from dsokr.networks import Standardized, lengths, paces
 
 Batch = tuple[Tensor, Tensor, Tensor]
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
 Evaluate = Callable[[Tensor], float]  # coefficients of the validation inputs (n, p) -> a score, better when larger
+
+MIXED = 20  # batches whose inputs are sorted by length among themselves
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Training:
     """How a network is trained. Everything is passed by value; nothing is read from the environment.
 
     The weights of the epoch that does best on the validation pairs are kept: by the validation loss, or by a task
-    metric of the decoded outputs, ``monitor=f`` with ``f(predicted, true)`` better when larger.
+    metric of the decoded outputs, ``monitor=f`` with ``f(predicted, true)`` better when larger; ``monitor="mrr"`` is
+    the mean reciprocal rank of the true output among the decoder's candidates.
 
     With a ``folder``, metrics go to ``metrics.csv`` there and the state to ``last.ckpt`` after every epoch; an
     interrupted fit goes on from it when called again with the same data and ``random_state``, exactly as if it had not
@@ -57,7 +60,7 @@ class Training:
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     compile: bool | str = False  # True, or a mode of torch.compile; half a minute at the start, for long trainings
     validation_fraction: float = 0.1  # share of the pairs held out when fit is given no validation pairs
-    monitor: Literal["loss"] | Metric = "loss"
+    monitor: Literal["loss", "mrr"] | Metric = "loss"
     patience: int | None = 10  # validations without improvement before stopping; None: never stop early
     check_every: int = 1  # epochs between validations
     keep_data_on_device: bool = True  # False: inputs and targets stay in main memory, batches are moved one by one
@@ -81,8 +84,8 @@ class Training:
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"Training.{name} must be one of {allowed}. Got {getattr(self, name)!r}.")
-        if self.monitor != "loss" and not callable(self.monitor):
-            raise InputError(f"Training.monitor must be 'loss' or a function of outputs. Got {self.monitor!r}.")
+        if self.monitor not in ("loss", "mrr") and not callable(self.monitor):
+            raise InputError(f"Training.monitor must be 'loss', 'mrr' or a function of outputs. Got {self.monitor!r}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,8 +269,9 @@ class _Regression(pl.LightningModule):
         self.network, self.loss, self.training_options, self.seed = network, loss, training, seed
         self.evaluate = evaluate
         self.pairs, self.validation = pairs, validation
+        self.lengths = lengths(network, pairs.inputs)
+        self.lengths = None if self.lengths is None else self.lengths.cpu()
         self.steps_per_epoch = math.ceil(len(pairs) / training.batch_size)
-        self._batch_loss = self._compiled_loss() if training.compile else self._plain_loss
         self._losses: list[tuple[Tensor, int]] = []
         self._checked: list[tuple[Tensor, Tensor, int]] = []
 
@@ -276,6 +280,8 @@ class _Regression(pl.LightningModule):
             device = self.trainer.strategy.root_device
             self.pairs = self.pairs.to(device)
             self.validation = None if self.validation is None else self.validation.to(device)
+        self.loss = self.loss.among(self.pairs.targets)
+        self._batch_loss = self._compiled_loss() if self.training_options.compile else self._plain_loss
 
     def train_dataloader(self) -> SlicedBatches:
         return SlicedBatches(self.pairs, self.training_options.batch_size, self._order, self.trainer.world_size)
@@ -286,8 +292,10 @@ class _Regression(pl.LightningModule):
     def _order(self, n: int) -> Tensor:
         """This epoch's permutation; with several devices, this one's equal share of it."""
         generator = Generator().manual_seed(self.seed + 1 + self.current_epoch)
-        world = self.trainer.world_size
-        return torch.randperm(n, generator=generator)[: n - n % world][self.trainer.global_rank :: world]
+        order, world = torch.randperm(n, generator=generator), self.trainer.world_size
+        if self.lengths is not None:
+            order = batched_by_length(order, self.lengths, world * self.training_options.batch_size, generator)
+        return order[: n - n % world][self.trainer.global_rank :: world]
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         whole = len(batch[0]) == self.training_options.batch_size  # a rest is not worth compiling for
@@ -348,14 +356,26 @@ class _Regression(pl.LightningModule):
         options = self.training_options
         kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
         fused = options.precision != "16-mixed"  # a fused step cannot unscale and clip gradients
-        optimizer = kind(
-            self.network.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=fused
-        )
+        groups = [{"params": part, "lr": pace * options.learning_rate} for part, pace in paces(self.network) if pace]
+        optimizer = kind(groups, weight_decay=options.weight_decay, fused=fused)
         if options.schedule == "constant" and not options.warmup_steps:
             return optimizer
         total = int(self.trainer.estimated_stepping_batches)  # counts devices and accumulated batches too
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, total, options))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def batched_by_length(order: Tensor, lengths: Tensor, batch_size: int, generator: Generator) -> Tensor:
+    """The same inputs in an order whose batches hold inputs of similar length, and come in no order of length.
+
+    Stretches of ``MIXED`` batches are sorted, so that an input meets others in every epoch.
+    """
+    whole = len(order) - len(order) % batch_size
+    stretches = [part[lengths[part].argsort(stable=True)] for part in order[:whole].split(MIXED * batch_size)]
+    if not stretches:
+        return order
+    batches = torch.cat(stretches).view(-1, batch_size)
+    return torch.cat([batches[torch.randperm(len(batches), generator=generator)].flatten(), order[whole:]])
 
 
 def _rate(step: int, total: int, training: Training) -> float:

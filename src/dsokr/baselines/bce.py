@@ -119,7 +119,7 @@ class LabelNetwork(BaseEstimator):
 
     def _best(self, z: Tensor, Y: np.ndarray) -> tuple[float, float]:
         """The best score on these pairs, and the threshold that gives it."""
-        metric: Metric = f1 if self.training.monitor == "loss" else self.training.monitor
+        metric: Metric = self.training.monitor if callable(self.training.monitor) else f1
         probabilities = _sigmoid(z)
         return max((float(metric(self._sets(probabilities, t), Y)), t) for t in self._thresholds())
 
@@ -131,6 +131,8 @@ class LabelNetwork(BaseEstimator):
             raise InputError("LabelNetwork.threshold is open: pass validation=(X, Y) to choose it on, or give one.")
         if self.threshold is not None and not 0 < self.threshold < 1:
             raise InputError(f"LabelNetwork.threshold must be in (0, 1), or None. Got {self.threshold!r}.")
+        if self.training.monitor == "mrr":
+            raise InputError("LabelNetwork ranks no candidates: Training.monitor must be 'loss' or a function.")
         if self.training.monitor != "loss" and validation is None:
             raise InputError("Training.monitor needs validation pairs: pass validation=(X, Y).")
 

@@ -9,7 +9,7 @@ import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
+from torch import Tensor, nn
 
 from dsokr.devices import resolve_device
 from dsokr.errors import InputError
@@ -23,7 +23,7 @@ class Regression(RegressorMixin, BaseEstimator):
     """min over W of the mean of ‖g_W(x) − y‖², for outputs that are vectors.
 
     The network is trained as :class:`dsokr.DSOKR` trains its own, but without ``validation`` none of the pairs is held
-    out, and the epoch is chosen by the loss. ``predict`` gives real vectors.
+    out. ``predict`` gives real vectors.
 
     >>> from dsokr import Training, networks
     >>> X = np.linspace(-1, 1, 64)[:, None]
@@ -49,8 +49,11 @@ class Regression(RegressorMixin, BaseEstimator):
         """Train on pairs; ``validation`` is a pair (X, Y) on which the epoch to keep is chosen."""
         X, Y = (as_outputs(part, name) for part, name in ((X, "X"), (Y, "Y")))
         X, Y = (np.asarray(part) if isinstance(part, list | tuple) else part for part in (X, Y))
-        if self.training.monitor != "loss":
-            raise InputError("Regression chooses the epoch by the loss: Training.monitor must be 'loss'.")
+        monitor = self.training.monitor
+        if monitor == "mrr":
+            raise InputError("Regression knows of no candidates: Training.monitor must be 'loss' or a function.")
+        if callable(monitor) and validation is None:
+            raise InputError("Training.monitor needs validation pairs: pass validation=(X, Y).")
         if count(X) != count(Y):
             raise InputError(f"X and Y must have as many rows. Got {count(X)} inputs and {count(Y)} outputs.")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -60,13 +63,24 @@ class Regression(RegressorMixin, BaseEstimator):
         network = built(self.network, width, X, seed)
         pairs, val = _pairs(network, X, Y), None if validation is None else _pairs(network, *validation)
         self.network_ = standardized(network, pairs, self.training)
-        self.history_ = train(self.network_, pairs, val, Squared(), self.training, seed=seed, device=device)
+        self.history_ = train(
+            self.network_,
+            pairs,
+            val,
+            Squared(),
+            self.training,
+            seed=seed,
+            device=device,
+            evaluate=(lambda z: float(monitor(self._shaped(z), validation[1]))) if callable(monitor) else None,  # type: ignore[index] # checked
+        )
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "network_")
-        predicted = outputs_of(self.network_, prepared(self.network_, np.asarray(X))).cpu().numpy()
-        return predicted.reshape(len(predicted), *self.output_shape_)
+        return self._shaped(outputs_of(self.network_, prepared(self.network_, np.asarray(X))))
+
+    def _shaped(self, z: Tensor) -> np.ndarray:
+        return z.cpu().numpy().reshape(len(z), *self.output_shape_)
 
 
 def _pairs(network: nn.Module, X: Any, Y: Any) -> Pairs:

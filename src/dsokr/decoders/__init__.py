@@ -2,7 +2,7 @@
 
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.candidates import Candidates
-from dsokr.decoders.embedded import EmbeddedOutputs, Ranking
+from dsokr.decoders.embedded import EmbeddedOutputs, Ranking, largest
 from dsokr.decoders.gradient import Box, Gradient, Simplex
 from dsokr.decoders.labels import LabelSet
 from dsokr.decoders.moves import Molecules, Moves, Neighbors
@@ -28,4 +28,5 @@ __all__ = [
     "Neighbors",
     "Ranking",
     "Simplex",
+    "largest",
 ]

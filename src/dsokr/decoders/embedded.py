@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dsokr.basis import BLOCK, Rule, SketchedBasis, embedded_scores
+from dsokr.metrics import ranks
 from dsokr.outputs import Outputs, as_outputs, blocks, count
 
 QUERY_BLOCK = 1024  # rows of coefficients scored at once against a block of outputs
@@ -69,15 +70,21 @@ class EmbeddedOutputs:
         for where, embedding, diag in self.blocks():
             for rows in torch.arange(len(z), device=z.device).split(QUERY_BLOCK):
                 scores = embedded_scores(z[rows], embedding, diag, rule).add_(constant[rows])
-                found, columns = _largest(scores, min(k, scores.shape[1]))
+                found, columns = largest(scores, min(k, scores.shape[1]))
                 merged = torch.cat([best[rows], found], dim=1)
                 places = torch.cat([at[rows], columns + where.start], dim=1)
                 order = merged.float().sort(dim=1, descending=True, stable=True).indices[:, :k]
                 best[rows], at[rows] = merged.gather(1, order), places.gather(1, order)
         return Ranking(at, best.sub_(constant))
 
+    def ranks(self, z: Tensor, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
+        """The rank of output ``truth[i]`` for row i of z among all the outputs; see :func:`dsokr.metrics.ranks`."""
+        z, truth = self.basis.checked(z), truth.to(self.basis.device)
+        parts = torch.arange(len(z), device=z.device).split(QUERY_BLOCK)
+        return torch.cat([ranks(embedded_scores(z[at], *self.coordinates(), rule), truth[at]) for at in parts])
 
-def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
+
+def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
     """The k largest of every row, with their columns; of equal ones the first.
 
     Scores that agree in single precision are equal: the last bits of a sum depend on where in a block it stands, so

@@ -105,7 +105,7 @@ def _is(row: Row, **wanted: Any) -> bool:
 
 
 def gallery(folder: Path, image: Path, count: int = 8) -> Path:
-    """Test molecules of the last split, from small to large: what every method predicts, at which distance, and the truth."""
+    """Test molecules of the last split, small to large: what every method predicts, how far off, and the truth."""
     from dsokr import chem  # RDKit is needed here only
 
     rows = {_key(row): row["metrics"] for row in read_rows(folder / "predictions.jsonl")}
@@ -113,7 +113,8 @@ def gallery(folder: Path, image: Path, count: int = 8) -> Path:
     names = {key: name for key, name in METHODS.items() if key in rows and "few" not in name}
     molecules: list[Graph | str] = []
     legends = []
-    for i in range(count):
+    kept = len(truth["graphs"])
+    for i in sorted({round(k * (kept - 1) / max(1, count - 1)) for k in range(count)}):
         true = _graph(truth["graphs"][i])
         for key, name in names.items():
             predicted = _graph(rows[key]["graphs"][i])

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dsokr.errors import InputError
 from dsokr.kernels.base import Evaluate, Kernel, Sum
-from dsokr.outputs import Outputs
+from dsokr.outputs import Outputs, ViewBatch
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class View(Kernel):
         return lambda ys: evaluate(self._of(ys))
 
     def _of(self, ys: Outputs) -> Outputs:
+        if isinstance(ys, ViewBatch) and len(ys.views) > self.position:
+            return ys.views[self.position]
         for index, y in enumerate(ys):
             if not isinstance(y, tuple) or len(y) <= self.position:
                 got = f"{len(y)} views" if isinstance(y, tuple) else type(y).__name__

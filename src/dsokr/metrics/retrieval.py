@@ -1,13 +1,20 @@
 """How high the truth stands in a ranked list."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from dsokr.errors import InputError
 
+Ties = Literal["expected", "optimistic", "pessimistic"]
+SHARES: dict[Ties, float] = {"expected": 0.5, "optimistic": 0.0, "pessimistic": 1.0}
 
-def ranks(scores: Tensor, truth: Tensor) -> Tensor:  # (n, c), (n,) -> (n,)
+
+def ranks(scores: Tensor, truth: Tensor, ties: Ties = "expected") -> Tensor:  # (n, c), (n,) -> (n,)
     """The rank of candidate ``truth[i]`` in row i: 1 + the number scored better + half the number of equal others.
+
+    With ``ties="optimistic"`` none of the equal others counts, with ``"pessimistic"`` all of them.
 
     Scores may be negative; larger is better. Scores that agree in single precision are equal: the last bits of a sum
     depend on the order of its terms.
@@ -15,6 +22,8 @@ def ranks(scores: Tensor, truth: Tensor) -> Tensor:  # (n, c), (n,) -> (n,)
     >>> ranks(torch.tensor([[-3.0, -1.0, -2.0], [5.0, 5.0, 1.0]]), torch.tensor([2, 0]))
     tensor([2.0000, 1.5000], dtype=torch.float64)
     """
+    if ties not in SHARES:
+        raise InputError(f"ties must be one of {', '.join(SHARES)}. Got {ties!r}.")
     scores, truth = torch.as_tensor(scores), torch.as_tensor(truth, dtype=torch.long)
     if scores.ndim != 2 or truth.shape != scores.shape[:1]:
         raise InputError(
@@ -27,16 +36,20 @@ def ranks(scores: Tensor, truth: Tensor) -> Tensor:  # (n, c), (n,) -> (n,)
     own = scores.gather(1, truth[:, None].to(scores.device))
     better = (scores > own).sum(dim=1)
     equal = (scores == own).sum(dim=1) - 1
-    return 1 + better + equal.double() / 2
+    return 1 + better + SHARES[ties] * equal.double()
 
 
-def retrieval(scores: Tensor, truth: Tensor) -> dict[str, float]:
+def retrieval(scores: Tensor, truth: Tensor, ties: Ties = "expected") -> dict[str, float]:
     """Hits@1, Hits@10, the mean reciprocal rank and the mean rank, with ties ranked in the middle (see :func:`ranks`).
 
     >>> retrieval(torch.tensor([[-3.0, -1.0, -2.0]]), torch.tensor([2]))
     {'hits@1': 0.0, 'hits@10': 1.0, 'mrr': 0.5, 'mean_rank': 2.0}
     """
-    r = ranks(scores, truth)
+    return retrieval_of(ranks(scores, truth, ties))
+
+
+def retrieval_of(r: Tensor) -> dict[str, float]:  # (n,)
+    """The same of ranks that are known."""
     return {
         "hits@1": (r <= 1).double().mean().item(),
         "hits@10": (r <= 10).double().mean().item(),

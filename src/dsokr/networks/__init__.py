@@ -1,18 +1,24 @@
 """Networks: factories from p, the number of coordinates to predict, to a torch module."""
 
-from dsokr.networks.base import NetworkFactory, Prepares, Standardized, built, outputs_of, prepared
+from dsokr.networks.base import NetworkFactory, Prepares, Standardized, built, lengths, outputs_of, paces, prepared
 from dsokr.networks.cnn import CNN
 from dsokr.networks.mlp import MLP
 from dsokr.networks.sequence import CharTransformer
+from dsokr.networks.text import EncodedText, TextEncoder, WordBag
 
 __all__ = [
     "CNN",
     "MLP",
     "CharTransformer",
+    "EncodedText",
     "NetworkFactory",
     "Prepares",
     "Standardized",
+    "TextEncoder",
+    "WordBag",
     "built",
+    "lengths",
     "outputs_of",
+    "paces",
     "prepared",
 ]

@@ -35,6 +35,20 @@ class Adapts(Protocol):
     def adapt(self, xs: Any) -> None: ...
 
 
+@runtime_checkable
+class Measures(Protocol):
+    """A network that says how long its prepared inputs are: those of similar length are then batched together."""
+
+    def lengths(self, inputs: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A network whose parts learn at different rates, each a share of ``Training.learning_rate``."""
+
+    def paces(self) -> list[tuple[list[nn.Parameter], float]]: ...
+
+
 class Standardized(nn.Module):
     """mean + spread ⊙ g(x): a network that works in the units of its targets.
 
@@ -78,6 +92,20 @@ def prepared(network: nn.Module, xs: Any) -> Tensor:
     if isinstance(xs, Tensor):
         return xs.to(torch.float32) if xs.is_floating_point() else xs  # whole numbers may be token ids
     return torch.from_numpy(np.require(xs, np.float32, "W"))  # read-only memory is copied: no tensor may hold it
+
+
+def lengths(network: nn.Module, inputs: Tensor) -> Tensor | None:  # (n,)
+    """How long prepared inputs are, if the network says so."""
+    if isinstance(network, Standardized):
+        return lengths(network.network, inputs)
+    return network.lengths(inputs) if isinstance(network, Measures) else None
+
+
+def paces(network: nn.Module) -> list[tuple[list[nn.Parameter], float]]:
+    """The network's weights with the shares of the learning rate at which they learn: one, unless it says otherwise."""
+    if isinstance(network, Standardized):
+        return paces(network.network)
+    return network.paces() if isinstance(network, Paced) else [(list(network.parameters()), 1.0)]
 
 
 def built(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:

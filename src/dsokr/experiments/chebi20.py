@@ -1,0 +1,547 @@
+"""Tables 2 and 3 and Figures 3 and 5 of the paper: from a description to its molecule, among 33,010 of them.
+
+    dsokr reproduce chebi20 --data-dir FOLDER
+
+Every method reads the same texts with the same pretrained encoder, is tuned on validation with as many trials, is
+trained for as many epochs with three seeds, and keeps the epoch with the best mean reciprocal rank on validation. Ties
+count as half; values under the two other conventions stand beside. The pretrained encoder is looked for under
+``encoders`` in the data folder, or by its name on the hub.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Generator, Tensor
+
+from dsokr import sketches
+from dsokr.baselines import CMAM, SISOKR, MoleculeGCN, MoleculeMLP, Regression
+from dsokr.basis import RULES, Rule, embedded_scores, sketch_span
+from dsokr.data.chebi20 import ChEBI20, Described, Molecules, chebi20
+from dsokr.data.descriptions import described_molecules
+from dsokr.data.files import data_folder
+from dsokr.decoders import Candidates
+from dsokr.devices import seeded
+from dsokr.ensemble import COMBINATIONS, combined
+from dsokr.estimator import DSOKR
+from dsokr.experiments.results import Results, Row
+from dsokr.kernels import Cosine, Gaussian, Kernel, Tanimoto, View
+from dsokr.losses import Loss, Ranked, Squared
+from dsokr.metrics import ranks, retrieval_of
+from dsokr.networks import TextEncoder, WordBag
+from dsokr.outputs import ViewBatch, keys
+from dsokr.training import Training
+
+Say = Callable[[str], None]
+
+WORDS = "bag of words"  # in place of an encoder: nothing is pretrained
+QUERIES = 512  # texts whose scores for all molecules are held at once
+MOL2VEC, MORGAN, FLAT = 0, 1, 2  # the views of a molecule
+
+COSINE, TANIMOTO = View(MOL2VEC, Cosine()), View(MORGAN, Tanimoto())
+PAPERS_KERNELS: dict[str, Kernel] = {
+    "cosine": COSINE,
+    **{f"gaussian {gamma:g}": View(MOL2VEC, Gaussian(gamma)) for gamma in (1e-9, 1e-6, 1e-3, 1.0)},
+}
+KERNELS: dict[str, Kernel] = {
+    **PAPERS_KERNELS,
+    "tanimoto": TANIMOTO,
+    "cosine + tanimoto": COSINE + TANIMOTO,
+    "tanimoto + tanimoto without chirality": TANIMOTO + View(FLAT, Tanimoto()),
+}
+PAPERS_SKETCHES: dict[str, Callable[[int], sketches.SketchSpec]] = {
+    "SubSample": sketches.SubSample,
+    "Gaussian": sketches.Gaussian,
+    "Sparsified": sketches.Sparsified,
+}
+
+
+def views(molecules: Molecules) -> ViewBatch:
+    """Molecules as Mol2vec vectors and as fingerprints, with and without chirality."""
+    return ViewBatch(torch.from_numpy(molecules.mol2vec), molecules.morgan, molecules.morgan_flat)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The data, the molecules as outputs, and the encoder that all methods share."""
+
+    data: ChEBI20
+    outputs: ViewBatch
+    encoder: str  # its name
+    path: str  # its folder, or its name on the hub
+    device: torch.device
+
+    @staticmethod
+    def of(encoder: str, data: ChEBI20, folder: Path | None, device: torch.device) -> Task:
+        here = data_folder(folder) / "encoders" / encoder
+        path = str(here) if here.is_dir() else f"sentence-transformers/{encoder}"
+        return Task(data, views(data.molecules), encoder, path, device)
+
+    def network(self, rate: float) -> TextEncoder | WordBag:
+        return WordBag() if self.encoder == WORDS else TextEncoder(self.path, rate=rate)
+
+    def pairs(self, part: Described) -> tuple[list[str], ViewBatch]:
+        return part.texts, self.outputs[part.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a trained model says: vectors of the texts to choose and to test on, of the molecules, and k(y, y)."""
+
+    val: Tensor
+    test: Tensor
+    molecules: Tensor
+    diag: Tensor
+    best_epoch: int = 0
+
+    def scores(self, z: Tensor, rule: Rule) -> Tensor:  # (n, c)
+        return embedded_scores(z, self.molecules, self.diag, rule)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: getattr(self, name).float().cpu() for name in ("val", "test", "molecules", "diag")}
+        save_file(tensors | {"best_epoch": torch.tensor(self.best_epoch)}, str(path))
+
+    @staticmethod
+    def load(path: Path, device: torch.device) -> Answers:
+        tensors = load_file(str(path))
+        epoch = int(tensors.pop("best_epoch"))
+        return Answers(**{name: tensor.to(device) for name, tensor in tensors.items()}, best_epoch=epoch)
+
+
+Train = Callable[[Task, Training, float, int], Answers]  # (task, training, the encoder's rate, seed)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the table: how it is trained, and what is told of it in its rows."""
+
+    name: str
+    train: Train
+    told: Row = field(default_factory=dict, hash=False)
+
+
+def dsokr(
+    name: str,
+    kernel: str,
+    sketch: sketches.SketchSpec,
+    loss: Loss = Squared(),  # noqa: B008 # frozen, so sharing it is harmless
+    dim: int | None = None,
+) -> Method:
+    """An output kernel regressor with the given kernel, sketch and loss."""
+
+    def train(task: Task, training: Training, rate: float, seed: int) -> Answers:
+        model = DSOKR(
+            KERNELS[kernel],
+            sketch,
+            task.network(rate),
+            loss=loss,
+            decoder=Candidates(outputs=task.outputs),
+            training=replace(training, monitor="mrr"),
+            dim=dim,
+            random_state=seed,
+            device=str(task.device),
+        )
+        model.fit(*task.pairs(task.data.train), validation=task.pairs(task.data.val))
+        embedding, diag = model.known_.coordinates()
+        return _answers(model.coefficients, task, embedding.float(), diag.float(), model.history_.best_epoch)
+
+    told = {"kernel": kernel, "formula": str(KERNELS[kernel]), "sketch": str(sketch), "dim": dim, "loss": str(loss)}
+    return Method(name, train, told)
+
+
+def regression() -> Method:
+    """The encoder learns the Mol2vec vectors themselves; molecules are found by distance or angle."""
+
+    def train(task: Task, training: Training, rate: float, seed: int) -> Answers:
+        data, vectors = task.data, torch.from_numpy(task.data.molecules.mol2vec).float().to(task.device)
+        diag, truth = vectors.square().sum(dim=1), torch.from_numpy(data.val.rows)
+
+        def mrr(predicted: np.ndarray, _: Any) -> float:
+            z = torch.from_numpy(predicted).to(task.device)
+            return max(
+                places(partial(_scored, z, vectors, diag, rule), truth).reciprocal().mean().item() for rule in RULES
+            )
+
+        model = Regression(
+            task.network(rate), replace(training, monitor=mrr), random_state=seed, device=str(task.device)
+        )
+        train, val = ((part.texts, data.molecules.mol2vec[part.rows]) for part in (data.train, data.val))
+        model.fit(*train, validation=val)
+        return _answers(
+            lambda texts: torch.from_numpy(model.predict(texts)).to(task.device),
+            task,
+            vectors,
+            diag,
+            model.history_.best_epoch,
+        )
+
+    return Method("regression", train, {"loss": str(Squared())})
+
+
+def _answers(
+    read: Callable[[list[str]], Tensor], task: Task, molecules: Tensor, diag: Tensor, best_epoch: int
+) -> Answers:
+    return Answers(read(task.data.val.texts), read(task.data.test.texts), molecules, diag, best_epoch)
+
+
+def _scored(z: Tensor, vectors: Tensor, diag: Tensor, rule: Rule, rows: Tensor) -> Tensor:
+    return embedded_scores(z[rows.to(z.device)], vectors, diag, rule)
+
+
+def cmam(name: str, tower: Any) -> Method:
+    """Text2Mol's contrastive towers."""
+
+    def train(task: Task, training: Training, rate: float, seed: int) -> Answers:
+        data = task.data
+        molecules: Any = data.molecules.mol2vec if isinstance(tower, MoleculeMLP) else data.molecules
+        model = CMAM(task.network(rate), tower, training=training, random_state=seed, device=str(task.device))
+        model.fit(data.train.texts, data.train.rows, molecules, validation=(data.val.texts, data.val.rows))
+        vectors = model.molecules()
+        diag = vectors.square().sum(dim=1)
+        return _answers(model.coefficients, task, vectors, diag, model.history_.best_epoch)
+
+    return Method(name, train, {"tower": str(tower)})
+
+
+def sisokr(task: Task, input_size: int, seed: int) -> tuple[Answers, Row]:
+    """Closed form on the encoder's own vectors of the texts, with the cosine kernel on both sides, as in the paper."""
+    with seeded(seed):
+        network = task.network(0.0)(1).to(task.device).eval()
+    texts = {}
+    for part in ("train", "val", "test"):
+        tokens = network.prepare(getattr(task.data, part).texts).to(task.device)
+        with torch.inference_mode():
+            texts[part] = torch.cat([network.embed(block).double() for block in tokens.split(QUERIES)])
+    truth, best = torch.from_numpy(task.data.val.rows), None
+    for value in (1e-8, 1e-6, 1e-4):
+        model = SISOKR(
+            Cosine(),
+            COSINE,
+            sketches.SubSample(input_size),
+            sketches.SubSample(100),
+            regularization=value,
+            decoder=Candidates("kernel", outputs=task.outputs),
+            random_state=seed,
+            device=str(task.device),
+        )
+        model.fit(texts["train"], task.outputs[task.data.train.rows])
+        answers = Answers(
+            model.coefficients(texts["val"]), model.coefficients(texts["test"]), *model.known_.coordinates()
+        )
+        mrr = max(_reciprocal(answers, answers.val, rule, truth) for rule in RULES)
+        if best is None or mrr > best[0]:
+            best = mrr, answers, {"regularization": value}
+    assert best is not None
+    return best[1], best[2]
+
+
+def places(scores: Callable[[Tensor], Tensor], truth: Tensor, ties: Any = "expected") -> Tensor:  # (n,)
+    """Ranks of the truth, a few texts at a time."""
+    parts = torch.arange(len(truth)).split(QUERIES)
+    return torch.cat([ranks(scores(rows), truth[rows], ties).cpu() for rows in parts])
+
+
+def _reciprocal(answers: Answers, z: Tensor, rule: Rule, truth: Tensor) -> float:
+    scores = partial(_scored, z, answers.molecules, answers.diag, rule)
+    return places(scores, truth).reciprocal().mean().item()
+
+
+# A member of an ensemble: rows of the validation texts ("val") or the test texts -> scores of all molecules
+Scorer = Callable[[str, Tensor], Tensor]
+
+
+def settled(answers: Answers, task: Task) -> tuple[Rule, Scorer]:
+    """The rule that does best on validation, and the scores by it."""
+    truth = torch.from_numpy(task.data.val.rows)
+    rule = max(RULES, key=lambda rule: _reciprocal(answers, answers.val, rule, truth))
+
+    def scorer(part: str, rows: Tensor) -> Tensor:
+        return _scored(getattr(answers, part), answers.molecules, answers.diag, rule, rows)
+
+    return rule, scorer
+
+
+def measured(scorer: Scorer, task: Task) -> dict[str, float]:
+    """Retrieval on the test texts, by every convention for ties, and on the validation texts."""
+    found: dict[str, float] = {}
+    truth = {part: torch.from_numpy(getattr(task.data, part).rows) for part in ("val", "test")}
+    for ties in ("expected", "optimistic", "pessimistic"):
+        metrics = retrieval_of(places(partial(scorer, "test"), truth["test"], ties))
+        found |= {name if ties == "expected" else f"{ties}_{name}": value for name, value in metrics.items()}
+    on_val = retrieval_of(places(partial(scorer, "val"), truth["val"]))
+    return found | {f"val_{name}": value for name, value in on_val.items()}
+
+
+RANKED = Ranked(Squared(), weight=1.0, temperature=0.05)
+BASELINES = (regression(), cmam("CMAM, MLP", MoleculeMLP()), cmam("CMAM, GCN", MoleculeGCN()))
+PAPERS = (
+    dsokr("DSOKR, SubSample", "cosine", sketches.SubSample(100)),
+    dsokr("DSOKR, Gaussian", "cosine", sketches.Gaussian(100)),
+)
+OURS = (
+    dsokr("ours, cosine + tanimoto", "cosine + tanimoto", sketches.SubSample(2000), RANKED),
+    dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(2000), RANKED),
+)
+ENSEMBLES = {
+    "CMAM ensemble, MLP": ("CMAM, MLP",),
+    "CMAM ensemble, GCN": ("CMAM, GCN",),
+    "CMAM ensemble, MLP + GCN": ("CMAM, MLP", "CMAM, GCN"),
+    "DSOKR ensemble, SubSample": ("DSOKR, SubSample",),
+    "DSOKR ensemble, Gaussian": ("DSOKR, Gaussian",),
+    "DSOKR ensemble, SubSample + Gaussian": ("DSOKR, SubSample", "DSOKR, Gaussian"),
+    "ours, ensemble, cosine + tanimoto": ("ours, cosine + tanimoto",),
+    "ours, ensemble, two tanimotos": ("ours, two tanimotos",),
+    "ours, ensemble, both kernels": ("ours, cosine + tanimoto", "ours, two tanimotos"),
+}
+
+
+TRAINING = Training(
+    epochs=20,
+    batch_size=256,
+    learning_rate=1e-3,
+    optimizer="adamw",
+    weight_decay=0.01,
+    schedule="linear",
+    warmup_steps=200,
+    gradient_clip=1.0,
+    precision="bf16-mixed",
+    patience=None,
+    check_every=2,
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is run."""
+
+    encoder: str = "all-MiniLM-L6-v2"
+    methods: tuple[Method, ...] = BASELINES + PAPERS + OURS
+    ensembles: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(ENSEMBLES), hash=False)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rates: tuple[float, ...] = (0.1, 0.3)  # of the encoder, beside 1 for new layers: chosen on validation
+    trial_epochs: int = 6
+    training: Training = TRAINING
+    sizes: tuple[int, ...] = (10, 25, 50, 100, 200, 400, 800)
+    input_size: int = 4000  # of the sketch of the inputs that SISOKR takes
+    rich_sizes: tuple[int, ...] = (100, 250, 500, 1000, 2000)  # of sketches under the kernels that are ours
+    n_train: int | None = None  # None: all
+    generated: bool = False  # descriptions and molecules that the project makes itself, not ChEBI-20
+
+
+FULL = Study()
+QUICK = Study(
+    methods=(
+        regression(),
+        cmam("CMAM, MLP", MoleculeMLP(hidden=32)),
+        dsokr("DSOKR, SubSample", "cosine", sketches.SubSample(20)),
+        dsokr("ours, cosine + tanimoto", "cosine + tanimoto", sketches.SubSample(40), RANKED),
+    ),
+    ensembles={"CMAM ensemble, MLP": ("CMAM, MLP",), "ours, ensemble, both kernels": ("ours, cosine + tanimoto",)},
+    seeds=(0, 1),
+    rates=(0.1,),
+    trial_epochs=1,
+    training=replace(FULL.training, epochs=1, batch_size=32, precision="32-true", warmup_steps=2),
+    sizes=(5, 10),
+    rich_sizes=(10, 20),
+    input_size=100,
+    n_train=300,
+    generated=True,
+    encoder=WORDS,
+)
+
+
+def run(study: Study, folder: Path, data: Path | None, device: torch.device, say: Say = print) -> None:
+    """Compute what ``folder`` does not hold yet."""
+    task = prepared_task(study, data, device)
+    describe(task, folder, say)
+    compare_sizes(study, task, folder, say)
+    for method in study.methods:
+        tune(study, method, task, folder, say)
+        for seed in study.seeds:
+            train_and_test(study, method, task, seed, folder, say)
+    for seed in study.seeds:
+        test_sisokr(study, task, seed, folder, say)
+    for name, methods in study.ensembles.items():
+        test_ensemble(study, name, methods, task, folder, say)
+
+
+def prepared_task(study: Study, data: Path | None, device: torch.device) -> Task:
+    """The data of the study, cut to size."""
+    whole = described_molecules(study.n_train or 1000, 50, 50) if study.generated else chebi20(data)
+    texts, rows = whole.train
+    return Task.of(
+        study.encoder, replace(whole, train=Described(texts[: study.n_train], rows[: study.n_train])), data, device
+    )
+
+
+def _asked(task: Task) -> Row:
+    return {
+        "experiment": "chebi20",
+        "encoder": task.encoder,
+        "training_texts": task.data.training_texts,
+        "n_train": len(task.data.train.texts),
+    }
+
+
+def describe(task: Task, folder: Path, say: Say) -> None:
+    """How many candidates share a representation, and the best Hits@1 that anyone could have with it."""
+    results = Results(folder / "ceilings.jsonl")
+    for name, view in zip(
+        ("Mol2vec", "Morgan with chirality", "Morgan without chirality"), task.outputs.views, strict=True
+    ):
+        row = {"experiment": "chebi20", "representation": name, "candidates": len(task.outputs)}
+        found = results.record(row, partial(_ceiling, view, task.data.test.rows))["metrics"]
+        say(f"{name}: {found['shared']} candidates share theirs, Hits@1 at most {found['hits@1']:.1%}")
+
+
+def _ceiling(view: Any, rows: np.ndarray) -> Row:
+    _, group, sizes = np.unique([hash(key) for key in keys(view)], return_inverse=True, return_counts=True)
+    own = sizes[group]
+    return {
+        "metrics": {
+            "shared": int((own > 1).sum()),
+            "hits@1": float((1 / own[rows]).mean()),  # one of the equal ones is named
+            "untied_hits@1": float((own[rows] == 1).mean()),  # a tie is no hit
+        }
+    }
+
+
+def compare_sizes(study: Study, task: Task, folder: Path, say: Say) -> None:
+    """Figures 3 and 5: Perfect h against the sketch size, for kernels and sketches."""
+    results = Results(folder / "perfect_h.jsonl")
+    for (name, kernel), (drawn, sketch) in product(KERNELS.items(), PAPERS_SKETCHES.items()):
+        ours = name not in PAPERS_KERNELS
+        if ours and drawn != "SubSample":
+            continue
+        sizes = study.rich_sizes if ours else study.sizes
+        asked = {key: value for key, value in _asked(task).items() if key not in ("encoder", "training_texts")}
+        rows = [
+            asked | {"method": "perfect_h", "kernel": name, "sketch": drawn, "m": m, "rule": rule, "seed": 0}
+            for m, rule in product(sizes, RULES)
+        ]
+        if all(results.find(row) for row in rows):
+            continue
+        spec, train = sketch(max(sizes)), task.outputs[task.data.train.rows]
+        span = sketch_span(kernel, train, spec, generator=Generator().manual_seed(0), device=task.device)
+        values, diag = span.evaluate(task.outputs), kernel.diag(task.outputs).float().to(task.device)
+        truth = torch.from_numpy(task.data.val.rows)
+        for m in sizes:
+            basis = span.basis(m)
+            embedding = (values[:, :m] @ basis.projection.T).float()
+            z = embedding[truth.to(task.device)]
+            for row in (row for row in rows if row["m"] == m):
+                found = retrieval_of(places(partial(_scored, z, embedding, diag, row["rule"]), truth))
+                results.record(row, lambda found=found: {"metrics": found})  # type: ignore[misc] # a constant
+            say(f"Perfect h, {name}, {drawn}, m = {m}: MRR {_best_mrr(results, rows, m):.3f}")
+
+
+def _best_mrr(results: Results, rows: Sequence[Row], m: int) -> float:
+    found = (results.find(row) for row in rows if row["m"] == m)
+    return max(row["metrics"]["mrr"] for row in found if row is not None)
+
+
+def tune(study: Study, method: Method, task: Task, folder: Path, say: Say) -> float:
+    """The encoder's rate that does best on validation after a short training."""
+    results = Results(folder / "validation.jsonl")
+    found = {}
+    for rate in study.rates:
+        row = (
+            _asked(task)
+            | {"method": method.name}
+            | method.told
+            | {"rate": rate, "epochs": study.trial_epochs, "seed": 0}
+        )
+
+        def measure(rate: float = rate) -> Row:
+            answers = method.train(task, replace(study.training, epochs=study.trial_epochs), rate, 0)
+            _, scorer = settled(answers, task)
+            truth = torch.from_numpy(task.data.val.rows)
+            return {"metrics": {"val_mrr": places(partial(scorer, "val"), truth).reciprocal().mean().item()}}
+
+        found[rate] = results.record(row, measure)["metrics"]["val_mrr"]
+        say(f"{method.name}, rate {rate:g}: validation MRR {found[rate]:.3f} after {study.trial_epochs} epochs")
+    return max(found, key=lambda rate: found[rate])
+
+
+def kept(folder: Path, method: str, seed: int) -> Path:
+    """Where the answers of a model are kept for ensembles; not part of the results."""
+    return Path(os.environ.get("DSOKR_KEPT") or folder / "kept") / f"{method}-{seed}.safetensors"
+
+
+def train_and_test(study: Study, method: Method, task: Task, seed: int, folder: Path, say: Say) -> None:
+    """One model: its row, and its answers kept for ensembles."""
+    results = Results(folder / "models.jsonl")
+    rate = tune(study, method, task, folder, lambda _: None)
+    row = _asked(task) | {"method": method.name} | method.told
+    row |= {"rate": rate, "epochs": study.training.epochs, "batch_size": study.training.batch_size, "seed": seed}
+    if results.find(row) and kept(folder, method.name, seed).exists():
+        return
+
+    start = time.perf_counter()
+    answers = method.train(task, study.training, rate, seed)
+    seconds = {"training": time.perf_counter() - start}
+    answers.save(kept(folder, method.name, seed))
+    rule, scorer = settled(answers, task)
+    metrics = measured(scorer, task) | {"best_epoch": answers.best_epoch}
+    results.record(row, lambda: {"chosen": {"rule": rule}, "metrics": metrics, "seconds": seconds})
+    say(_told(f"{method.name}, seed {seed}", metrics, seconds["training"]))
+
+
+def test_sisokr(study: Study, task: Task, seed: int, folder: Path, say: Say) -> None:
+    """The closed form on frozen vectors."""
+    results = Results(folder / "models.jsonl")
+    row = _asked(task) | {"method": "SISOKR", "kernel": "cosine", "seed": seed}
+    if results.find(row):
+        return
+    start = time.perf_counter()
+    answers, chosen = sisokr(task, study.input_size, seed)
+    seconds = {"training": time.perf_counter() - start}
+    rule, scorer = settled(answers, task)
+    metrics = measured(scorer, task)
+    results.record(row, lambda: {"chosen": chosen | {"rule": rule}, "metrics": metrics, "seconds": seconds})
+    say(_told(f"SISOKR, seed {seed}", metrics, seconds["training"]))
+
+
+def test_ensemble(study: Study, name: str, methods: Sequence[str], task: Task, folder: Path, say: Say) -> None:
+    """Kept models together, combined in the way that does best on validation."""
+    results = Results(folder / "ensembles.jsonl")
+    row = _asked(task) | {"method": name, "members": list(methods), "seeds": list(study.seeds)}
+    if results.find(row):
+        return
+    files = [kept(folder, method, seed) for method, seed in product(methods, study.seeds)]
+    if not all(file.exists() for file in files):
+        say(f"{name}: the answers of its members are not kept, so it is left out")
+        return
+    scorers = [settled(Answers.load(file, task.device), task)[1] for file in files]
+
+    def together(combine: Any, standardize: bool, part: str, rows: Tensor) -> Tensor:
+        return combined([scorer(part, rows) for scorer in scorers], combine, standardize=standardize)
+
+    truth = torch.from_numpy(task.data.val.rows)
+    ways = list(product(COMBINATIONS, (False, True)))
+    ways = [way for way in ways if way != ("mean rank", True)]  # ranks do not depend on scale
+    on_val = [places(partial(together, *way, "val"), truth).reciprocal().mean().item() for way in ways]
+    best = ways[int(np.argmax(on_val))]
+    metrics = measured(partial(together, *best), task)
+    chosen = {"combine": best[0], "standardize": best[1]}
+    results.record(row, lambda: {"chosen": chosen, "metrics": metrics})
+    say(_told(f"{name} by {best[0]}{' of standardized scores' if best[1] else ''}", metrics))
+
+
+def _told(what: str, metrics: dict[str, float], seconds: float | None = None) -> str:
+    took = "" if seconds is None else f", {seconds:.0f} s"
+    return (
+        f"{what}: Hits@1 {metrics['hits@1']:.1%}, Hits@10 {metrics['hits@10']:.1%}, MRR {metrics['mrr']:.3f}, "
+        f"mean rank {metrics['mean_rank']:.1f}{took}"
+    )

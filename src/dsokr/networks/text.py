@@ -1,0 +1,233 @@
+"""Networks for texts: pretrained encoders, and a bag of words that needs nothing pretrained."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dsokr.errors import InputError, MissingExtraError
+
+Pooling = Literal["mean", "first", "max"]
+
+PADDING = 0  # of a bag of words; encoders bring their own
+MULTIPLE = 8  # lengths of batches are rounded up to it: odd ones are slow on a GPU
+WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A pretrained encoder (BERT and its like) with a layer of p outputs, trained as a whole.
+
+    ``encoder`` is a folder that holds a Hugging Face model and its tokeniser, which is then read without any network
+    access, or the name of one on the hub. Texts are cut after ``max_length`` tokens. The hidden states of a text's
+    tokens are averaged ("mean"), or the "first" or the "max" is taken; ``hidden`` puts layers before the last one. New
+    weights learn at ``Training.learning_rate``, the pretrained ones at ``rate`` times that (0: not at all). With
+    ``checkpointing`` activations are computed twice rather than kept: less memory, a third more time.
+    """
+
+    encoder: str
+    max_length: int = 256  # tokens
+    pooling: Pooling = "mean"
+    hidden: tuple[int, ...] = ()
+    dropout: float = 0.1  # of the encoder, and before each new layer
+    rate: float = 1.0
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pooling not in get_args(Pooling):
+            raise InputError(f"TextEncoder.pooling must be one of {get_args(Pooling)}. Got {self.pooling!r}.")
+        if not self.rate >= 0:
+            raise InputError(f"TextEncoder.rate must not be negative. Got {self.rate}.")
+
+    def __call__(self, p: int) -> EncodedText:
+        return EncodedText(self, p)
+
+
+class EncodedText(nn.Module):
+    """The module that :class:`TextEncoder` describes."""
+
+    def __init__(self, shape: TextEncoder, p: int):
+        super().__init__()
+        self.shape = shape
+        self.encoder = _pretrained(shape)
+        self.padding = _tokenizer(shape.encoder).pad_token_id
+        widths = (self.encoder.config.hidden_size, *shape.hidden)
+        self.head = nn.Sequential(*_layers(widths, shape.dropout), nn.Linear(widths[-1], p))
+
+    def prepare(self, xs: Sequence[str]) -> Tensor:  # (n, longest of them) int32
+        """Token ids. Computed once per data set; those of the last few data sets are kept."""
+        tokens = _tokenized(self.shape.encoder, self.shape.max_length, _checked("TextEncoder", xs))
+        return tokens[:, : self._longest(tokens)].clone()
+
+    def lengths(self, tokens: Tensor) -> Tensor:  # (n,)
+        """How many tokens every text has: batches of similar texts are faster."""
+        return (tokens != self.padding).sum(dim=1)
+
+    def paces(self) -> list[tuple[list[nn.Parameter], float]]:
+        """The weights with the share of the learning rate at which they learn."""
+        return [(list(self.encoder.parameters()), self.shape.rate), (list(self.head.parameters()), 1.0)]
+
+    def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width)
+        """What the encoder makes of the texts, before the new layers."""
+        tokens = tokens[:, : self._longest(tokens)].long()
+        there = tokens != self.padding
+        states = self.encoder(input_ids=tokens, attention_mask=there).last_hidden_state
+        if self.shape.pooling == "first":
+            return states[:, 0]
+        if self.shape.pooling == "max":
+            return states.masked_fill(~there[:, :, None], -torch.inf).amax(dim=1)
+        weights = there[:, :, None].to(states.dtype)
+        return (states * weights).sum(dim=1) / weights.sum(dim=1)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, p)
+        return self.head(self.embed(tokens))
+
+    def _longest(self, tokens: Tensor) -> int:
+        longest = int(self.lengths(tokens).max()) if len(tokens) else 1
+        return min(tokens.shape[1], -(-longest // MULTIPLE) * MULTIPLE)
+
+
+def _layers(widths: Sequence[int], dropout: float) -> list[nn.Module]:
+    layers: list[nn.Module] = [nn.Dropout(dropout)]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.GELU(), nn.LayerNorm(after), nn.Dropout(dropout)]
+    return layers
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError("transformers", "text") from error
+    return transformers
+
+
+def _from_pretrained(kind: str, name: str, **options: Any) -> Any:
+    """A folder is read offline; anything else is a name on the hub."""
+    loader = getattr(_transformers(), kind)
+    try:
+        return loader.from_pretrained(name, local_files_only=Path(name).is_dir(), **options)
+    except (OSError, ValueError) as error:
+        why = str(error).strip().split("\n")[0]
+        raise InputError(f"{name} is no folder of a text encoder, nor a name of one that can be had: {why}") from error
+
+
+def _pretrained(shape: TextEncoder) -> Any:
+    dropout = {"hidden_dropout_prob": shape.dropout, "attention_probs_dropout_prob": shape.dropout}
+    encoder = _from_pretrained("AutoModel", shape.encoder, dtype=torch.float32, **dropout)
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None  # an extra layer for another task, without use here
+    if shape.rate == 0:
+        encoder.requires_grad_(False)
+    elif shape.checkpointing:
+        encoder.gradient_checkpointing_enable()
+    return encoder
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(name: str) -> Any:
+    return _from_pretrained("AutoTokenizer", name)
+
+
+@lru_cache(maxsize=8)
+def _tokenized(name: str, max_length: int, texts: tuple[str, ...]) -> Tensor:  # (n, longest of them)
+    tokenizer = _tokenizer(name)
+    encoded = tokenizer(list(texts), truncation=True, max_length=max_length + 1, padding=True, return_tensors="np")
+    ids, there = encoded["input_ids"], encoded["attention_mask"] > 0
+    unknown = (there & (ids == tokenizer.unk_token_id)).sum(axis=1) > (there.sum(axis=1) - 2) / 2
+    if unknown.any():
+        at = int(np.flatnonzero(unknown)[0])
+        warnings.warn(
+            f"The encoder knows less than half of the words of {_short(texts[at])} at index {at}, and of "
+            f"{int(unknown.sum()) - 1} more texts: what is said of them is a guess.",
+            stacklevel=2,
+        )
+    if ids.shape[1] > max_length:
+        cut = there.sum(axis=1) > max_length
+        warnings.warn(
+            f"{int(cut.sum())} of {len(texts)} texts, the first at index {int(np.flatnonzero(cut)[0])}, have more than "
+            f"{max_length} tokens: the rest of them is not read.",
+            stacklevel=2,
+        )
+        last = ids[cut, max_length]  # the end mark stays
+        ids = ids[:, :max_length].copy()
+        ids[cut, -1] = last
+    return torch.from_numpy(ids.astype(np.int32))
+
+
+def _checked(owner: str, xs: Sequence[str]) -> tuple[str, ...]:
+    for index, x in enumerate(xs):
+        if not isinstance(x, str) or not x.strip():
+            raise InputError(f"{owner} reads texts that are not empty. Got {x!r} at index {index}.")
+    return tuple(xs)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}…")
+
+
+@dataclass(frozen=True)
+class WordBag:
+    """The mean of learned vectors of a text's words and word pairs, then layers of the ``hidden`` widths.
+
+    Needs nothing pretrained. Words are in lower case and hashed into ``buckets`` vectors, so there is no vocabulary and
+    a new word is no error; it only means nothing. Words after the first ``longest`` are not read.
+
+    >>> network = WordBag(width=16, hidden=(8,))(3)
+    >>> network(network.prepare(["a primary alcohol", "an ester"])).shape
+    torch.Size([2, 3])
+    """
+
+    width: int = 256
+    hidden: tuple[int, ...] = (512,)
+    dropout: float = 0.1
+    buckets: int = 1 << 15
+    longest: int = 512  # words
+
+    def __call__(self, p: int) -> BagOfWords:
+        return BagOfWords(self, p)
+
+
+class BagOfWords(nn.Module):
+    """The module that :class:`WordBag` describes."""
+
+    def __init__(self, shape: WordBag, p: int):
+        super().__init__()
+        self.shape = shape
+        self.vectors = nn.Embedding(shape.buckets, shape.width, padding_idx=PADDING)
+        widths = (shape.width, *shape.hidden)
+        self.head = nn.Sequential(nn.LayerNorm(shape.width), *_layers(widths, shape.dropout), nn.Linear(widths[-1], p))
+
+    def prepare(self, xs: Sequence[str]) -> Tensor:  # (n, longest of them) int32
+        rows = [self._items(text) for text in _checked("WordBag", xs)]
+        tokens = np.zeros((len(rows), max(map(len, rows), default=1)), np.int32)
+        for line, row in zip(tokens, rows, strict=True):
+            line[: len(row)] = row
+        return torch.from_numpy(tokens)
+
+    def _items(self, text: str) -> list[int]:
+        words = WORDS.findall(text.lower())[: self.shape.longest]
+        pairs = (f"{first} {second}" for first, second in pairwise(words))
+        return [1 + crc32(item.encode()) % (self.shape.buckets - 1) for item in chain(words, pairs)]
+
+    def lengths(self, tokens: Tensor) -> Tensor:  # (n,)
+        return (tokens != PADDING).sum(dim=1)
+
+    def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width)
+        """The mean vector of a text's words and pairs."""
+        return F.embedding_bag(tokens, self.vectors.weight, mode="mean", padding_idx=PADDING)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, p)
+        return self.head(self.embed(tokens))
