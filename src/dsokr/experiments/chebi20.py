@@ -307,7 +307,7 @@ ENSEMBLES = {
 
 
 TRAINING = Training(
-    epochs=20,
+    epochs=15,
     batch_size=256,
     learning_rate=1e-3,
     optimizer="adamw",
