@@ -116,12 +116,18 @@ def _transformers() -> Any:
 
 def _from_pretrained(kind: str, name: str, **options: Any) -> Any:
     """A folder is read offline; anything else is a name on the hub."""
-    loader = getattr(_transformers(), kind)
+    transformers = _transformers()
+    log = transformers.utils.logging
+    bars = log.is_progress_bar_enabled()
+    log.disable_progress_bar()  # weights of a folder are there at once
     try:
-        return loader.from_pretrained(name, local_files_only=Path(name).is_dir(), **options)
+        return getattr(transformers, kind).from_pretrained(name, local_files_only=Path(name).is_dir(), **options)
     except (OSError, ValueError) as error:
         why = str(error).strip().split("\n")[0]
         raise InputError(f"{name} is no folder of a text encoder, nor a name of one that can be had: {why}") from error
+    finally:
+        if bars:
+            log.enable_progress_bar()
 
 
 def _pretrained(shape: TextEncoder) -> Any:

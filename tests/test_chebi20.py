@@ -1,0 +1,250 @@
+"""Text to molecule: the data, outputs with several views, fingerprints, the contrastive baseline, and the experiment."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from real_data import real_data
+
+from dsokr import DSOKR, Training, kernels, networks, sketches
+from dsokr.baselines import CMAM, MoleculeGCN, MoleculeMLP
+from dsokr.decoders import Candidates
+from dsokr.errors import InputError
+from dsokr.kernels import Cosine, Tanimoto, Views
+from dsokr.outputs import ViewBatch, chosen, distinct, positions
+
+chem = pytest.importorskip("dsokr.chem")
+from dsokr.data import chebi20 as loader  # noqa: E402
+from dsokr.data.chebi20 import arrays_of, molecules_of  # noqa: E402
+from dsokr.data.descriptions import described_molecules  # noqa: E402
+from dsokr.experiments import chebi20 as experiment  # noqa: E402
+
+SMILES = ["CCO", "OCC", "C[C@H](N)C(=O)O", "C[C@@H](N)C(=O)O", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O"]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return described_molecules(120, 20, 20)
+
+
+def test_fingerprints_are_rdkits():
+    from rdkit import Chem, DataStructs
+    from rdkit.Chem import rdFingerprintGenerator
+
+    ours = chem.fingerprints(SMILES, radius=2)
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, includeChirality=True)
+    theirs = [generator.GetSparseCountFingerprint(Chem.MolFromSmiles(text)) for text in SMILES]
+    expected = [DataStructs.BulkTanimotoSimilarity(one, theirs) for one in theirs]
+    assert np.allclose(Tanimoto()(ours, ours), expected, atol=1e-12)
+    flat = chem.fingerprints(SMILES, radius=2, chirality=False)
+    assert (flat[[2]] != flat[[3]]).nnz == 0, "mirror images are alike without chirality"
+    assert (ours[[2]] != ours[[3]]).nnz > 0
+    with pytest.raises(InputError, match="'C1CC' at index 1"):
+        chem.fingerprints(["CC", "C1CC"])
+
+
+def test_wide_sparse_rows_equal_narrow_ones():
+    rng = np.random.default_rng(0)
+    narrow = rng.poisson(0.7, size=(12, 9))
+    wide = sp.csr_array(narrow.astype(float))
+    columns = np.sort(rng.choice(2**32, size=9, replace=False))
+    wide = sp.csr_array((wide.data, columns[wide.indices], wide.indptr), shape=(12, 2**32))
+    assert torch.allclose(Tanimoto()(wide, wide), Tanimoto()(narrow, narrow))
+    bits = sp.csr_array((np.ones(wide.nnz), wide.indices, wide.indptr), shape=wide.shape)
+    assert torch.allclose(Tanimoto()(bits, bits), Tanimoto()(narrow > 0, narrow > 0))
+    assert torch.allclose(Tanimoto()(bits[:4], wide), Tanimoto()((narrow > 0)[:4], narrow))
+
+
+def test_environments_add_up_to_the_fingerprint():
+    counts = chem.fingerprints(SMILES, radius=1, chirality=False)
+    for row, around in enumerate(chem.environments(SMILES, radius=1)):
+        ids, times = np.unique(around[around >= 0], return_counts=True)
+        own = counts[[row]]
+        assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == dict(
+            zip(own.indices.tolist(), own.data.astype(int).tolist(), strict=True)
+        )
+
+
+def test_views_as_a_batch_equal_tuples():
+    rng = np.random.default_rng(0)
+    vectors, words = rng.normal(size=(10, 3)), [f"{'ab' * (i % 4)}c" for i in range(10)]
+    kernel = Views(Cosine(), kernels.NGram(1))
+    batch, tuples = ViewBatch(vectors, words), list(zip(vectors, words, strict=True))
+    assert torch.allclose(kernel(batch[:4], batch), kernel(tuples[:4], tuples))
+    assert torch.allclose(kernel.diag(batch), kernel.diag(tuples))
+    assert len(batch[np.array([3, 1])]) == 2 and batch[np.array([3, 1])][0][1] == words[3]
+    assert [word for _, word in batch] == words
+    both = ViewBatch(np.vstack([vectors, vectors[:2]]), words + words[:2])
+    assert distinct(both).tolist() == list(range(10))
+    assert positions(both, batch).tolist() == [*range(10), 0, 1]
+    first = torch.tensor([True, False])
+    assert [y[1] for y in chosen(first, batch[:2], batch[2:4])] == [words[0], words[3]]
+    with pytest.raises(InputError, match="as many outputs each. Got 2, 3"):
+        ViewBatch([1, 2], [1, 2, 3])
+    with pytest.raises(InputError, match="at least 3 views"):
+        kernels.View(2, Cosine())(batch, batch)
+
+
+def test_models_of_views_are_saved(tmp_path, data):
+    outputs = experiment.views(data.molecules)
+    texts, rows = data.train
+    model = DSOKR(
+        experiment.KERNELS["cosine + tanimoto"],
+        sketches.SubSample(20),
+        networks.WordBag(width=16, hidden=()),
+        decoder=Candidates("cosine", outputs=outputs),
+        training=Training(epochs=1, progress=False),
+        random_state=0,
+    ).fit(texts, outputs[rows])
+    model.save(tmp_path / "model")
+    again = DSOKR.load(tmp_path / "model")
+    assert torch.equal(model.rank(texts[:5], k=3).indices, again.rank(texts[:5], k=3).indices)
+
+
+def test_descriptions_say_what_is_there(data):
+    assert len(set(data.molecules.smiles)) == 160
+    for text, row in zip(*data.test, strict=True):
+        smiles = data.molecules.smiles[row]
+        assert ("fluor" in text) == ("F" in smiles)
+        assert ("oxygen" in text) == ("O" in smiles)
+        assert ("alkyne" in text) == (chem.matches([smiles], "C#C")[0] > 0)
+    again = described_molecules(120, 20, 20)
+    assert again.train.texts == data.train.texts
+    with pytest.raises(InputError, match="as SMARTS"):
+        chem.matches(["CC"], "[[")
+
+
+def test_mol2vec_is_the_sum_over_atoms():
+    tokens = np.array(["UNK", *map(str, np.unique(np.concatenate(chem.environments(SMILES[:4]))))])
+    tokens = tokens[tokens != "-1"]
+    vectors = np.random.default_rng(0).normal(size=(len(tokens), 5))
+    molecules = molecules_of(arrays_of(SMILES, np.arange(6), tokens, vectors))
+    table = dict(zip(tokens, vectors, strict=True))
+    for row, around in enumerate(chem.environments(SMILES)):
+        expected = sum(table.get(str(identifier), table["UNK"]) for identifier in around[around >= 0])
+        assert np.allclose(molecules.mol2vec[row], expected, atol=1e-5)
+        atoms = molecules.atom_vectors[molecules.atoms[row] : molecules.atoms[row + 1]]
+        assert np.allclose(atoms.sum(axis=0), expected, atol=1e-5)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Files in the form of ChEBI-20, of six molecules."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    place = tmp_path / "chebi20"
+    place.mkdir()
+    identifiers = np.unique(np.concatenate(chem.environments(SMILES)))
+    tokens = np.array(["UNK", *map(str, identifiers[identifiers >= 0])])
+    np.savez(place / "mol2vec_tokens.npz", token=tokens, vector=np.ones((len(tokens), 4)))
+    _write(place / "candidates_all.tsv.gz", "CID\tSMILES\tsplit", *(f"{i}\t{s}\tx" for i, s in enumerate(SMILES)))
+    for name, rows in (("train", range(4)), ("val", [4]), ("test", [5])):
+        lines = (f'{i}\t{SMILES[i]}\tA text "of" {i}.' for i in rows)
+        _write(place / f"{name}.tsv.gz", "CID\tSMILES\tdescription", *lines)
+    module = __import__("sys").modules["dsokr.data.chebi20"]
+    sources = {name: replace(source, sha256=_sha256(tmp_path / source.path)) for name, source in module.SOURCES.items()}
+    monkeypatch.setattr(module, "SOURCES", sources)
+    return tmp_path
+
+
+def _write(path, *lines):
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def _sha256(path):
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_files_are_read(folder):
+    data = loader(folder)
+    assert data.training_texts == "rebuilt from ChEBI"
+    assert data.train.texts[2] == 'A text "of" 2.' and data.train.rows.tolist() == [0, 1, 2, 3]
+    assert data.test.rows.tolist() == [5]
+    assert data.molecules.smiles == SMILES
+    again = loader(folder)  # from the cache
+    assert (again.molecules.morgan != data.molecules.morgan).nnz == 0
+
+
+def test_original_training_texts_are_preferred(folder):
+    (folder / "chebi20" / "train.txt").write_text("CID\tSMILES\tdescription\n3\tC\tThe original.\n")
+    data = loader(folder)
+    assert (data.training_texts, data.train.texts, data.train.rows.tolist()) == ("original", ["The original."], [3])
+    (folder / "chebi20" / "train.txt").write_text("3\t0.1 0.2\tThe original.\n17\tC\tNobody.\n")
+    with pytest.raises(InputError, match="train.txt, line 2: CID 17 is not among the candidates"):
+        loader(folder)
+    (folder / "chebi20" / "train.txt").write_text("3\tThe original.\n")
+    with pytest.raises(InputError, match="line 1: expected a CID, a molecule and a description, with tabs"):
+        loader(folder)
+
+
+def test_a_missing_file_says_where_it_comes_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(InputError, match="candidates_all.tsv.gz is missing. Get it from the ChEBI-20 files of MolT5"):
+        loader(tmp_path)
+
+
+@pytest.mark.parametrize("tower", [MoleculeMLP(hidden=16), MoleculeGCN(hidden=16, layers=2)])
+def test_cmam_learns(data, tower):
+    if isinstance(tower, MoleculeGCN):
+        pytest.importorskip("torch_geometric")
+    molecules = data.molecules.mol2vec if isinstance(tower, MoleculeMLP) else data.molecules
+    model = CMAM(
+        networks.WordBag(width=32, hidden=(32,), dropout=0.0),
+        tower,
+        dim=16,
+        training=Training(epochs=15, batch_size=40, learning_rate=3e-3, progress=False, patience=None),
+        random_state=0,
+        device="cpu",
+    )
+    model.fit(*data.train, molecules, validation=(data.val.texts, data.val.rows))
+    assert model.history_["val_score"][-1] > 2 * model.history_["val_score"][0]
+    scores = model.scores(data.test.texts)
+    assert scores.shape == (20, 160) and scores.abs().max() <= 1 + 1e-5
+
+
+def test_a_graph_tower_does_not_mix_molecules(data):
+    pytest.importorskip("torch_geometric")
+    from dsokr.devices import seeded
+
+    with seeded(0):
+        tower = MoleculeGCN(hidden=8)(data.molecules, 4).eval()
+    rows = torch.tensor([5, 0, 77, 5])
+    together = tower(rows)
+    alone = torch.cat([tower(row[None]) for row in rows])
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_the_experiment_runs_and_is_not_run_twice(tmp_path):
+    study = replace(
+        experiment.QUICK,
+        methods=(experiment.QUICK.methods[0], experiment.QUICK.methods[3]),
+        ensembles={"ours, ensemble, both kernels": ("ours, cosine + tanimoto",)},
+        n_train=120,
+    )
+    said: list[str] = []
+    experiment.run(study, tmp_path, None, torch.device("cpu"), said.append)
+    rows = [json.loads(line) for line in (tmp_path / "models.jsonl").read_text().splitlines()]
+    assert {row["method"] for row in rows} == {"regression", "ours, cosine + tanimoto", "SISOKR"}
+    for row in rows:
+        m = row["metrics"]
+        assert m["optimistic_mrr"] >= m["mrr"] >= m["pessimistic_mrr"] > 0
+        assert row["encoder"] == "bag of words" and row["training_texts"] == "generated"
+    (ensemble,) = (json.loads(line) for line in (tmp_path / "ensembles.jsonl").read_text().splitlines())
+    assert ensemble["chosen"]["combine"] in ("mean rank", "mean score", "max score")
+    before = {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
+    experiment.run(study, tmp_path, None, torch.device("cpu"), said.append)
+    assert before == {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
+
+
+@pytest.mark.slow  # a minute of RDKit where nothing is cached
+def test_ceilings_of_the_real_candidates():
+    data = loader(real_data("chebi20/candidates_all.tsv.gz"))
+    assert [len(part.texts) for part in (data.train, data.val, data.test)] == [26408, 3301, 3300]
+    assert len(data.molecules) == 33010
+    _, group, sizes = np.unique(data.molecules.mol2vec, axis=0, return_inverse=True, return_counts=True)
+    assert (1 / sizes[group[data.test.rows]]).mean() == pytest.approx(0.856, abs=1e-3)

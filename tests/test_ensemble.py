@@ -1,0 +1,174 @@
+"""Ensembles, ranks with ties, and the loss on ranks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dsokr import DSOKR, Ensemble, Training, kernels, networks, sketches
+from dsokr.basis import RULES, embedded_scores
+from dsokr.decoders import Candidates
+from dsokr.ensemble import all_ranks, combined
+from dsokr.errors import InputError
+from dsokr.losses import Ranked, Squared
+from dsokr.metrics import ranks, retrieval
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 4))
+    return X, np.round(X @ rng.normal(size=(4, 3)), 1)
+
+
+@pytest.fixture(scope="module")
+def members(data):
+    kinds = (kernels.Gaussian(0.1), kernels.Laplacian(0.2), kernels.Linear())
+    return [
+        DSOKR(
+            kernel,
+            sketches.SubSample(20),
+            networks.MLP((16,)),
+            training=Training(epochs=3, progress=False),
+            random_state=seed,
+        ).fit(*data)
+        for seed, kernel in enumerate(kinds)
+    ]
+
+
+def test_combinations_are_what_they_say(members, data):
+    X = data[0][:30]
+    scores = [member.scores(X).double() for member in members]
+    assert torch.allclose(Ensemble(members, "mean score").scores(X), torch.stack(scores).mean(dim=0))
+    assert torch.allclose(Ensemble(members, "max score").scores(X), torch.stack(scores).amax(dim=0))
+    by_rank = torch.stack([torch.stack([ranks(s, torch.full((30,), c)) for c in range(s.shape[1])], 1) for s in scores])
+    assert torch.allclose(Ensemble(members, "mean rank").scores(X), -by_rank.mean(dim=0))
+    weighted = Ensemble(members, "mean score", weights=[2, 1, 1]).scores(X)
+    assert torch.allclose(weighted, (2 * scores[0] + scores[1] + scores[2]) / 4)
+
+
+def test_rank_is_the_order_of_scores(members, data):
+    X = data[0][:20]
+    for combine in ("mean rank", "mean score", "max score"):
+        ensemble = Ensemble(members, combine, standardize=True)
+        ranking = ensemble.rank(X, k=5)
+        expected = ensemble.scores(X).float().sort(dim=1, descending=True, stable=True)
+        assert torch.equal(ranking.indices, expected.indices[:, :5])
+        assert (ensemble.predict(X) == members[0].known_.outputs[ranking.indices[:, 0]]).all()
+
+
+def test_candidates_of_ones_own(members, data):
+    X, Y = data[0][:5], data[1][40:50]
+    ensemble = Ensemble(members[:2])
+    ranking = ensemble.rank(X, Y, k=50)
+    assert ranking.indices.shape == (5, 10)
+    assert sorted(ranking.indices[0].tolist()) == list(range(10))
+
+
+def test_one_member_alone(members, data):
+    X = data[0][:10]
+    one = Ensemble(members[:1], "mean score")
+    assert torch.equal(one.rank(X, k=3).indices, members[0].rank(X, k=3).indices)
+
+
+def test_bad_ensembles(members, data):
+    with pytest.raises(InputError, match="at least one member"):
+        Ensemble([])
+    with pytest.raises(InputError, match="combine must be one of 'mean rank'"):
+        Ensemble(members, "median")
+    with pytest.raises(InputError, match="one number for each of the 3 members"):
+        Ensemble(members, weights=[1.0])
+    other = DSOKR(
+        kernels.Linear(), sketches.SubSample(3), networks.MLP(()), training=Training(epochs=1), random_state=0
+    ).fit(data[0][:10], data[1][:10])
+    with pytest.raises(InputError, match="different numbers of candidates"):
+        Ensemble([members[0], other]).predict(data[0])
+
+
+def test_all_ranks_share_ties():
+    scores = torch.tensor([[3.0, 1.0, 3.0, 2.0, 3.0]])
+    assert all_ranks(scores).tolist() == [[2.0, 5.0, 2.0, 4.0, 2.0]]
+    drawn = torch.randint(0, 4, (20, 15), generator=torch.Generator().manual_seed(0)).float()
+    one_by_one = torch.stack([ranks(drawn, torch.full((20,), c)) for c in range(15)], dim=1)
+    assert torch.equal(all_ranks(drawn).double(), one_by_one)
+
+
+def test_standardized_scores_do_not_depend_on_scale():
+    a, b = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0))
+    once = combined([a, b], "mean score", standardize=True)
+    assert torch.allclose(once, combined([100 * a + 7, b], "mean score", standardize=True), atol=1e-5)
+
+
+def test_ties_by_convention():
+    scores, truth = torch.tensor([[1.0, 1.0, 1.0, 0.0]]), torch.tensor([1])
+    assert [ranks(scores, truth, ties).item() for ties in ("optimistic", "expected", "pessimistic")] == [1, 2, 3]
+    assert retrieval(scores, truth, "optimistic")["hits@1"] == 1
+    assert retrieval(scores, truth)["hits@1"] == 0
+    with pytest.raises(InputError, match="ties must be one of expected, optimistic, pessimistic"):
+        ranks(scores, truth, "lucky")
+
+
+def test_embedded_outputs_rank_the_truth(members, data):
+    X = data[0][:20]
+    for member in members:
+        z, truth = member.coefficients(X), torch.arange(20)
+        for rule in RULES:
+            scores = embedded_scores(z, *member.known_.coordinates(), rule)
+            assert torch.equal(member.known_.ranks(z, truth, rule), ranks(scores, truth))
+
+
+def test_training_can_watch_the_reciprocal_rank(data):
+    X, Y = data
+    model = DSOKR(
+        kernels.Gaussian(0.1),
+        sketches.SubSample(20),
+        networks.MLP((16,)),
+        decoder=Candidates(outputs=Y),
+        training=Training(epochs=4, monitor="mrr", progress=False),
+        random_state=0,
+    ).fit(X[:60], Y[:60], validation=(X[60:], Y[60:]))
+    rule = model.decoder_.scoring_rule()
+    found = model.known_.ranks(model.coefficients(X[60:]), torch.arange(60, 80), rule).reciprocal().mean().item()
+    assert math.isclose(found, max(model.history_["val_score"]), abs_tol=1e-6)
+    with pytest.raises(InputError, match="The output at index 0 is not among the candidates"):
+        model.fit(X[:60], Y[:60], validation=(X[60:], Y[60:] + 100))
+
+
+def test_ranked_loss_by_hand():
+    z = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    targets = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    loss = Ranked(Squared(), weight=0.5, temperature=0.1).among(targets)
+    own, residual = targets[:2], torch.tensor([0.1, 0.2])
+    cosines = torch.nn.functional.normalize(z, dim=1) @ torch.nn.functional.normalize(targets, dim=1).T
+    expected = torch.nn.functional.cross_entropy(cosines / 0.1, torch.tensor([0, 1]))
+    assert torch.isclose(loss.mean(z, own, residual), Squared().mean(z, own, residual) + 0.5 * expected)
+
+
+def test_equal_outputs_are_no_competitors():
+    targets = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    once, twice = Ranked().among(targets[1:]), Ranked().among(targets)
+    z = torch.tensor([[0.3, 0.4]])
+    assert torch.isclose(once.mean(z, targets[:1], torch.zeros(1)), twice.mean(z, targets[:1], torch.zeros(1)))
+    alone = Ranked().among(targets[:2])
+    assert alone.ranking(z, targets[:1]).item() == pytest.approx(0.0, abs=1e-6), "nothing to rank among"
+
+
+def test_ranked_loss_is_checked_and_trains(data):
+    with pytest.raises(InputError, match="temperature must be positive"):
+        Ranked(temperature=0.0)
+    X, Y = data
+    found = {}
+    for loss in (Squared(), Ranked(weight=1.0, temperature=0.1)):
+        model = DSOKR(
+            kernels.Gaussian(0.5),
+            sketches.SubSample(60),
+            networks.MLP((64,)),
+            loss=loss,
+            decoder=Candidates("cosine", outputs=Y),
+            training=Training(epochs=60, learning_rate=0.005, progress=False, patience=None),
+            random_state=0,
+        ).fit(X, Y, validation=(X, Y))
+        z = model.coefficients(X)
+        found[type(loss)] = model.known_.ranks(z, torch.arange(80), "cosine").reciprocal().mean().item()
+    assert found[Ranked] > found[Squared]
