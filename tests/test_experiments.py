@@ -15,8 +15,8 @@ from dsokr.data.synthetic import LeastSquares
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.estimator import DSOKR
 from dsokr.experiments import demo, synthetic
-from dsokr.experiments.report import Report
 from dsokr.experiments.results import Results, read_rows
+from dsokr.html import Report
 from dsokr.losses import Squared
 from dsokr.metrics import edit_distance
 from dsokr.networks import MLP

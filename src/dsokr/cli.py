@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,12 +52,18 @@ EXTRAS = {
     "search": ["faiss-cpu"],
     "serve": ["fastapi", "uvicorn"],
     "plots": ["matplotlib"],
+    "tables": ["pyarrow"],
+    "images": ["pillow"],
 }
 
 
 class Experiment(StrEnum):
     synthetic = "synthetic"
     smi2mol = "smi2mol"
+    multilabel = "multilabel"
+    label_ranking = "label_ranking"
+    strings = "strings"
+    vectors = "vectors"
 
 
 class KernelName(StrEnum):
@@ -63,6 +72,18 @@ class KernelName(StrEnum):
     gaussian = "gaussian"
     laplacian = "laplacian"
     tanimoto = "tanimoto"
+
+
+class IndexKind(StrEnum):
+    exact = "exact"
+    flat = "flat"
+    hnsw = "hnsw"
+    ivfpq = "ivfpq"
+
+
+class IndexDtype(StrEnum):
+    float32 = "float32"
+    float16 = "float16"
 
 
 class SketchName(StrEnum):
@@ -197,6 +218,231 @@ def select_size(
 
 
 @app.command()
+def fit(
+    train: Annotated[Path | None, typer.Option(help="Table of pairs: CSV, TSV, JSON lines, Parquet.")] = None,
+    inputs: Annotated[
+        str | None, typer.Option("--input", "--input-columns", help="Column of the inputs; several as a,b,c or x*.")
+    ] = None,
+    outputs: Annotated[
+        str | None, typer.Option("--output", "--output-columns", help="Column of the outputs; several as a,b,c or y*.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the model and its report.")] = None,
+    input_kind: Annotated[str | None, typer.Option(help="vector, text, string, smiles or image; else guessed.")] = None,
+    output_kind: Annotated[
+        str | None, typer.Option(help="vector, labels, ranking, string or smiles; else guessed.")
+    ] = None,
+    kernel: Annotated[str | None, typer.Option(help="What makes outputs alike, such as morgan or wl:bonds=no.")] = None,
+    network: Annotated[str | None, typer.Option(help="What reads the inputs, such as mlp:hidden=512.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="Folder or name of a pre-trained text encoder.")] = None,
+    decoder: Annotated[str | None, typer.Option(help="candidates (of a list), search (of all) or auto.")] = None,
+    size: Annotated[str | None, typer.Option(help="Outputs that make the basis; auto chooses by Perfect h.")] = None,
+    valid: Annotated[Path | None, typer.Option(help="Table of pairs to validate on.")] = None,
+    validation_fraction: Annotated[
+        float | None, typer.Option(help="Share of the pairs held out without --valid; 0.1 by default.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Most epochs to train.")] = None,
+    batch_size: Annotated[int | None, typer.Option()] = None,
+    learning_rate: Annotated[float | None, typer.Option()] = None,
+    patience: Annotated[int | None, typer.Option(help="Epochs without gain before it stops; 10 by default.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="0 by default.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
+    on_error: Annotated[str | None, typer.Option(help="skip rows that cannot be used (default), or fail.")] = None,
+    config: Annotated[Path | None, typer.Option(help="The same options in a TOML file.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Give up an interrupted training.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train on one's own table of inputs and outputs. Ctrl-C, and the same command again goes on."""
+    given = {name: value for name, value in locals().items() if name not in ("config", "as_json", "inputs", "outputs")}
+    from dsokr.tool import fitting, options
+
+    asked = options.asked(config, given | {"input": inputs, "output": outputs})
+    with _notes():
+        done = fitting.fit(asked, say=_teller(as_json))
+    _print_skipped(done.problems, as_json)
+    if as_json:
+        _print_json({"model": str(done.folder), "report": str(done.report), **done.predictor.facts})
+        return
+    console.print(f"The model: {done.folder}\nThe report: {done.report}", soft_wrap=True, highlight=False)
+
+
+Model = Annotated[Path, typer.Argument(help="Folder of a model made by `dsokr fit`.")]
+OnError = Annotated[str, typer.Option(help="skip rows that cannot be used, or fail.")]
+CandidatesColumn = Annotated[str | None, typer.Option(help="Column of the candidates, if it is not clear.")]
+Keep = Annotated[str, typer.Option(help="Columns of the inputs to carry along, with commas between.")]
+RuleName = Annotated[str | None, typer.Option(help="How candidates are scored: kernel, projected or cosine.")]
+
+
+@app.command()
+def predict(
+    model: Model,
+    inputs: Annotated[Path, typer.Argument(help="Table with the columns of the inputs in training.")],
+    out: Annotated[Path, typer.Option(help="Table to write: .csv, .tsv, .jsonl or .parquet.")],
+    candidates: Annotated[
+        Path | None, typer.Option(help="Rank these instead: a table, a .smi list, or an index of `dsokr embed`.")
+    ] = None,
+    candidates_column: CandidatesColumn = None,
+    top: Annotated[int, typer.Option(help="Candidates for each input.")] = 10,
+    rule: RuleName = None,
+    keep: Keep = "",
+    on_error: OnError = "skip",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Predict the outputs of a table of inputs; with candidates, the best of them for each input."""
+    from dsokr.tool import Predictor, prediction
+    from dsokr.tool.problems import Problems
+
+    job = prediction.Job(inputs, out, candidates, candidates_column, top, rule, keep)
+    problems = Problems.of(on_error)
+    with _notes():
+        done = prediction.write(Predictor.load(model, device), job, problems)
+    _print_skipped(problems, as_json)
+    if as_json:
+        _print_json({"out": str(out), "skipped": len(problems.found), **done.facts()})
+        return
+    console.print(f"{done.sentence()}\nThe table: {out}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def rank(
+    model: Model,
+    inputs: Annotated[Path, typer.Argument(help="Table with the columns of the inputs in training.")],
+    candidates: Annotated[
+        Path, typer.Option("--candidates", "--index", help="A table, a .smi list, or an index of `dsokr embed`.")
+    ],
+    out: Annotated[Path, typer.Option(help="Table to write: .csv, .tsv, .jsonl or .parquet.")],
+    candidates_column: CandidatesColumn = None,
+    top: Annotated[int, typer.Option(help="Candidates for each input.")] = 10,
+    rule: RuleName = None,
+    keep: Keep = "",
+    on_error: OnError = "skip",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Rank one's own candidates for every input of a table."""
+    predict(model, inputs, out, candidates, candidates_column, top, rule, keep, on_error, device, as_json)
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    test: Annotated[Path, typer.Argument(help="Table of pairs, with the columns of training.")],
+    candidates: Annotated[
+        Path | None, typer.Option(help="Rank the right answers among these: a table or a .smi list.")
+    ] = None,
+    candidates_column: CandidatesColumn = None,
+    on_error: OnError = "skip",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare predictions with the right answers of a table."""
+    from dsokr.tool import Predictor, evaluation
+    from dsokr.tool.problems import Problems
+
+    problems = Problems.of(on_error)
+    with _notes():
+        done = evaluation.of_table(Predictor.load(model, device), test, problems, candidates, candidates_column)
+    _print_skipped(problems, as_json)
+    if as_json:
+        _print_json({"n": len(done.cells), "skipped": len(problems.found), "metrics": done.metrics})
+        return
+    table = Table("metric", "value", "what it means")
+    for cells in evaluation.rows(done.metrics):
+        table.add_row(*cells)
+    console.print(table)
+    console.print(evaluation.sentence(done.metrics, len(done.cells)), soft_wrap=True, highlight=False)
+
+
+@app.command()
+def report(
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    test: Annotated[Path | None, typer.Option(help="Table of pairs to test on, with the columns of training.")] = None,
+    on_error: OnError = "skip",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Write what was trained, how good it is and what it says as one HTML page."""
+    from dsokr.tool import Predictor, evaluation
+    from dsokr.tool import report as pages
+    from dsokr.tool.problems import Problems
+
+    pages.check_page(out)
+    problems = Problems.of(on_error)
+    with _notes():
+        predictor = Predictor.load(model, device)
+        tested = None if test is None else evaluation.of_table(predictor, test, problems)
+        pages.write(predictor, out, tested, str(model))
+    _print_skipped(problems, as_json)
+    if as_json:
+        _print_json({"report": str(out)})
+        return
+    console.print(f"The report: {out}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def embed(
+    model: Model,
+    library: Annotated[Path, typer.Argument(help="Candidates: a table, a .smi list, or lines; compressed or not.")],
+    out: Annotated[Path, typer.Option(help="Folder for the index.")],
+    kind: Annotated[IndexKind, typer.Option(help="exact, or by FAISS: flat, hnsw or ivfpq.")] = IndexKind.exact,
+    rule: RuleName = None,
+    dtype: Annotated[IndexDtype, typer.Option(help="float16 is half the size.")] = IndexDtype.float32,
+    recall: Annotated[float, typer.Option(help="Share of the 10 best that hnsw and ivfpq must find.")] = 0.95,
+    candidates_column: CandidatesColumn = None,
+    on_error: OnError = "skip",
+    device: Device = "auto",
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Give up what is in the folder, if it is an index.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Embed a library of candidates once, to search it many times. Ctrl-C, and the same command again goes on."""
+    from dsokr.index import BuildOptions
+    from dsokr.tool import Predictor, embedding
+    from dsokr.tool.problems import Problems
+
+    problems = Problems.of(on_error)
+    with _notes():
+        predictor = Predictor.load(model, device)
+        options = BuildOptions(kind.value, rule or predictor.rule, dtype.value, recall)  # type: ignore[arg-type] # checked there
+        done = embedding.embed(
+            predictor, library, out, options, problems, column=candidates_column, say=_teller(as_json), restart=restart
+        )
+    _print_skipped(problems, as_json)
+    head = done.index.head
+    if as_json:
+        facts = {"candidates": head.count, "skipped": head.skipped, "duplicates": done.duplicates}
+        _print_json({"index": str(out), **facts, "kind": head.kind, "recall@10": head.recall, "seconds": done.seconds})
+        return
+    console.print(f"{done.sentence()}\nThe index: {out}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def serve(
+    model: Model,
+    index: Annotated[
+        Path | None, typer.Option(help="Index of `dsokr embed`; without it, the outputs of training.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="0.0.0.0 is for everyone on the network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = 10.0,
+    most: Annotated[int, typer.Option("--max-k", min=1, help="Candidates that may be asked for.")] = 100,
+    device: Device = "auto",
+) -> None:
+    """Show the model as a web page: type an input, see the best candidates. Nothing outside is asked."""
+    from dsokr.serve import Limits, create_app, server
+    from dsokr.tool import Predictor, embedding
+
+    with _notes():
+        predictor = Predictor.load(model, device)
+        candidates = embedding.opened(predictor, index)
+    examples = embedding.example_inputs(predictor)
+    app = create_app(predictor, candidates, Limits(seconds=timeout, k=most), examples)
+    server.run(app, host, port, say=_teller(False))
+
+
+@app.command()
 def info(as_json: AsJson = False) -> None:
     """Versions, devices, and which optional parts are installed."""
     import torch
@@ -219,6 +465,19 @@ def info(as_json: AsJson = False) -> None:
     for extra, there in facts["extras"].items():  # type: ignore[attr-defined] # a dict
         table.add_row(f"extra: {extra}", "installed" if there else escape(f'missing: pip install "dsokr[{extra}]"'))
     console.print(table)
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Warnings as sentences, without the place in the code that they come from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"dsokr: note: {message}", file=sys.stderr)
+        yield
+
+
+def _print_skipped(problems: Any, as_json: bool) -> None:
+    for line in [] if as_json else problems.lines():
+        print(line, file=sys.stderr)
 
 
 def _is_installed(package: str) -> bool:

@@ -25,8 +25,8 @@ from dsokr.baselines import SISOKR
 from dsokr.data import molecules
 from dsokr.decoders import Candidates, Decoder, GraphSearch, Molecules
 from dsokr.estimator import DSOKR
-from dsokr.experiments.report import Report
 from dsokr.experiments.smi2mol_baselines import THREE_GRAMS, marked
+from dsokr.html import Report
 from dsokr.metrics import edit_distance
 from dsokr.plotting import pyplot
 from dsokr.training import Training

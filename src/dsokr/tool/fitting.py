@@ -1,0 +1,357 @@
+"""From a table of pairs to a saved model with its report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator
+
+from dsokr import __version__, losses, selection, sketches
+from dsokr.decoders import Candidates
+from dsokr.devices import resolve_device
+from dsokr.errors import DSOKRError, InputError, Interrupted, ModelFolderError, TrainingError
+from dsokr.io import is_replaceable
+from dsokr.kernels import Kernel
+from dsokr.outputs import count, take
+from dsokr.tool import choices, evaluation, guess, report, tables
+from dsokr.tool.kinds import Image, Kind, OutputKind
+from dsokr.tool.options import Options
+from dsokr.tool.predictor import Predictor
+from dsokr.tool.problems import Problems
+from dsokr.tool.reading import Cells, GoodPairs, columns_named, common_columns, defined_pairs, good_pairs, read_cells
+from dsokr.training import Training
+
+LEAST_ROWS = 10
+HELD_OUT_FOR_SIZE = 1000  # outputs on which the sketch size is chosen, at most
+TOLERANCE = 0.05  # share of the best-to-worst range that is good enough for a sketch
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The data and all that was chosen for them, before the training."""
+
+    options: Options
+    columns: tuple[list[str], list[str]]  # of the inputs and of the outputs
+    input: Kind
+    output: OutputKind
+    kernel: Kernel
+    kernel_name: str
+    network_name: str
+    parts: dict[str, Any]  # of Predictor.trained
+    train: GoodPairs
+    valid: GoodPairs | None
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """The model, where it was saved, and the rows that were not used."""
+
+    predictor: Predictor
+    folder: Path
+    report: Path
+    problems: Problems
+
+
+def fit(options: Options, say: Say) -> Fitted:
+    """Read, choose, train, save and report. Everything that is chosen is said."""
+    started = time.perf_counter()
+    folder, draft = options.out, unfinished(options.out)
+    check_folder(folder)
+    resolve_device(options.device)
+    problems = Problems.of(options.on_error)
+    plan = planned(options, problems, say)
+    fingerprint = _fingerprint(plan)
+    curve, size = _prepared(plan, draft, fingerprint, say)
+    predictor = _trained(plan, size, draft, say)
+    n_valid = 0 if plan.valid is None else len(plan.valid)
+    facts = _facts(plan, curve, size, problems) | {"seconds": round(time.perf_counter() - started, 1)}
+    if plan.valid is not None:
+        cells = plan.valid.cells
+        facts["validation"] = evaluation.evaluate(predictor, cells.inputs, cells.outputs)
+        facts["examples"] = report.examples(predictor, cells.at(range(min(report.EXAMPLES, n_valid))))
+        say(f"Validation: {evaluation.sentence(facts['validation'], n_valid)}")
+    predictor = replace(predictor, facts=facts)
+    predictor.save(folder)
+    page = report.write(predictor, folder / "report.html", model=folder.name)
+    tables.write_skipped(problems, folder)
+    _remove(draft)
+    return Fitted(predictor, folder, page, problems)
+
+
+def planned(options: Options, problems: Problems, say: Say) -> Plan:
+    """Read the pairs and settle everything that can be settled without training."""
+    source = tables.table(options.train)
+    columns = columns_named(source, options.input, "--input"), columns_named(source, options.output, "--output")
+    cells = read_cells(options.train, *columns, problems)
+    say(f"{options.train}: {len(cells):,} rows")
+    input = guess.input_named(options.input_kind, columns[0], cells.inputs)
+    output = guess.output_named(options.output_kind, columns[1], cells.outputs)
+    kernel_name, of_kernel = _by_name(options.kernel, choices.KERNELS[type(output)], "kernel", f"{output.name} outputs")
+    asked = f"encoder:folder={options.encoder}" if options.encoder else options.network
+    network_name, of_network = _by_name(asked, choices.networks_of(input), "network", f"{input.name} inputs")
+
+    cells = _located(cells, input)
+    input = input.adapted(cells.inputs)
+    output = choices.for_kernel(output, kernel_name, of_kernel).adapted(cells.outputs)
+    good = good_pairs(cells, input, output, _told(columns), problems)
+    kernel = choices.kernel(output, kernel_name, of_kernel, good.pairs.Y)
+    good = defined_pairs(good, kernel, _told(columns)[1], problems)
+    train, valid = _split(good, options, columns, input, output, kernel, problems)
+    _check_size(options.size, len(train))
+    decoder = choices.decoder(options.decoder, output, kernel, train.pairs.Y)
+    loss = choices.loss(output, decoder)
+    training = _training(options, choices.training(input, network_name, len(train)))
+    if isinstance(input, Image):
+        training = _without_lonely_picture(training, len(train), options.batch_size)
+    if valid is not None and isinstance(loss, losses.Ranked):
+        training = replace(training, monitor="mrr")
+    parts = {
+        "kernel": kernel,
+        "network": choices.network(input, network_name, of_network),
+        "decoder": decoder,
+        "loss": loss,
+        "training": training,
+        "seed": options.seed,
+        "device": options.device,
+    }
+    names = choices.written(kernel_name, of_kernel), choices.written(network_name, of_network)
+    plan = Plan(options, columns, input, output, kernel, *names, parts, train, valid)
+    for name, value in chosen(plan).items():
+        say(f"  {name:<12}{value}")
+    return plan
+
+
+def chosen(plan: Plan) -> dict[str, str]:
+    """Everything that was chosen, in words."""
+    training, decoder = plan.parts["training"], plan.parts["decoder"]
+    listed = isinstance(decoder, Candidates)
+    n_valid = 0 if plan.valid is None else len(plan.valid)
+    where = f" from {plan.options.valid}" if plan.options.valid else ""
+    return {
+        "input": f"{_columns(plan.columns[0])} as {plan.input.name}",
+        "output": f"{_columns(plan.columns[1])} as {plan.output.name}",
+        "kernel": plan.kernel_name,
+        "network": plan.network_name,
+        "decoder": "candidates: the best of a list" if listed else "search: the best of all there can be",
+        "loss": "distance to the right output"
+        + (", and its rank among the others" if isinstance(plan.parts["loss"], losses.Ranked) else ""),
+        "pairs": f"{len(plan.train):,} to train on, {n_valid:,} held out for validation{where}",
+        "training": f"up to {training.epochs} epochs in batches of {training.batch_size}, {training.optimizer} at "
+        f"{training.learning_rate:g}"
+        + ("" if plan.valid is None else f", stops after {training.patience} epochs without gain"),
+        "seed": str(plan.options.seed),
+    }
+
+
+def check_folder(folder: Path) -> None:
+    """Whether a model can be saved there, asked before any work is done."""
+    if folder.exists() and not is_replaceable(folder):
+        raise ModelFolderError(f"{folder} exists and is not a saved model. Choose another folder with --out.")
+
+
+def unfinished(folder: Path) -> Path:
+    """Where a training that goes into this folder keeps its state until it ends."""
+    folder = Path(folder)
+    return folder.parent / f".{folder.name}.unfinished"
+
+
+def _by_name(text: str, table: Mapping[str, choices.Choice], what: str, of: str) -> tuple[str, dict[str, Any]]:
+    """What was asked for, or the first of the table; with its parameters."""
+    return choices.named(next(iter(table)) if text == "auto" else text, table, what, f" for {of}")
+
+
+def _told(columns: tuple[list[str], list[str]]) -> tuple[str, str]:
+    return ", ".join(columns[0]), ", ".join(columns[1])
+
+
+def _check_size(size: str | int, n: int) -> None:
+    if str(size) != "auto" and not (str(size).isdigit() and 1 <= int(size) <= n):
+        raise InputError(f"--size must be auto, or from 1 to the number of training rows, {n}. Got {size}.")
+
+
+def _columns(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} columns ({names[0]} to {names[-1]})"
+
+
+def _located(cells: Cells, input: Kind) -> Cells:
+    return replace(cells, inputs=list(input.located(cells.inputs, cells.table.path.parent)))
+
+
+def _split(
+    good: GoodPairs,
+    options: Options,
+    columns: tuple[list[str], list[str]],
+    input: Kind,
+    output: OutputKind,
+    kernel: Kernel,
+    problems: Problems,
+) -> tuple[GoodPairs, GoodPairs | None]:
+    """The pairs to train on, and those held out: from a file of their own, or a share drawn by the seed."""
+    if len(good) < LEAST_ROWS:
+        skipped = f" ({len(problems.found)} were skipped)" if problems.found else ""
+        raise InputError(
+            f"{options.train} has {len(good)} rows that can be used{skipped}. At least {LEAST_ROWS} are needed."
+        )
+    if options.valid is not None:
+        source = tables.table(options.valid)
+        names = common_columns(source, columns[0], "inputs"), common_columns(source, columns[1], "outputs")
+        cells = _located(read_cells(options.valid, *names, problems), input)
+        valid = good_pairs(cells, input, output, _told(columns), problems)
+        return good, defined_pairs(valid, kernel, _told(columns)[1], problems)
+    held_out = round(options.validation_fraction * len(good))
+    if options.validation_fraction == 0:
+        return good, None
+    order = np.random.default_rng(options.seed).permutation(len(good)).tolist()
+    held_out = min(max(1, held_out), len(good) - LEAST_ROWS // 2)
+    return good.at(sorted(order[held_out:])), good.at(sorted(order[:held_out]))
+
+
+def _training(options: Options, default: Training) -> Training:
+    given = {name: getattr(options, name) for name in ("epochs", "batch_size", "learning_rate", "patience")}
+    training = replace(default, **{name: value for name, value in given.items() if value is not None})
+    return replace(training, validation_fraction=0.0)  # what is held out is held out here
+
+
+def _without_lonely_picture(training: Training, n: int, asked: int | None) -> Training:
+    """Batches none of which holds a single picture: there, normalising over a batch has no meaning."""
+    size = max(2, training.batch_size)
+    while n % size == 1:
+        size += 1
+    if asked is not None and size != asked:
+        raise InputError(f"With --batch-size {asked} a batch would hold a single picture. Take {size}.")
+    return replace(training, batch_size=size)
+
+
+def _fingerprint(plan: Plan) -> str:
+    """What must be the same for an interrupted training to go on."""
+    digest = hashlib.sha256()
+    options = {name: str(getattr(plan.options, name)) for name in ("size", "seed", "encoder")}
+    parts = {name: str(part) for name, part in plan.parts.items() if name != "device"}
+    kinds = plan.input.described(), plan.output.described()
+    digest.update(json.dumps([__version__, options, parts, kinds], sort_keys=True).encode())
+    for pairs in (plan.train, plan.valid):
+        if pairs is not None:
+            digest.update(json.dumps([pairs.cells.inputs, pairs.cells.outputs]).encode())
+    return digest.hexdigest()
+
+
+def _prepared(plan: Plan, draft: Path, fingerprint: str, say: Say) -> tuple[selection.SizeCurve | None, int]:
+    """The sketch size, and how it was chosen: by an interrupted run of the same fit, if there was one."""
+    note = draft / "plan.json"
+    if plan.options.restart:
+        _remove(draft)
+    if note.is_file():
+        held = json.loads(note.read_text(encoding="utf-8"))
+        if held["fingerprint"] == fingerprint:
+            say("  going on with the training that was interrupted")
+            return _curve(held["size"]), held["size"]["chosen"]
+        if (draft / "last.ckpt").exists():
+            raise InputError(
+                f"{draft} holds an interrupted training with other data or options. Repeat the same command to go on "
+                "with it, or add --restart to give it up."
+            )
+    curve, size = chosen_size(plan, say)
+    draft.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps({"fingerprint": fingerprint, "size": _size_facts(curve, size)}), encoding="utf-8")
+    return curve, size
+
+
+def chosen_size(plan: Plan, say: Say) -> tuple[selection.SizeCurve | None, int]:
+    """As many training outputs as asked for; by default the fewest that are nearly as good as many, by Perfect h."""
+    n = len(plan.train)
+    if plan.options.size != "auto":
+        return None, int(plan.options.size)
+    Y = plan.train.pairs.Y
+    if plan.valid is None:
+        order = torch.randperm(n, generator=Generator().manual_seed(plan.options.seed))
+        held_out, Y = take(Y, order[: max(1, n // 10)]), take(Y, order[max(1, n // 10) :])
+    else:
+        held_out = take(plan.valid.pairs.Y, slice(HELD_OUT_FOR_SIZE))
+    curve = selection.perfect_h(
+        plan.kernel,
+        Y,
+        held_out,
+        sketches.SubSample(1),
+        choices.sizes(count(Y)),
+        generator=Generator().manual_seed(plan.options.seed),
+        device=resolve_device(plan.options.device),
+    )
+    size = selection.choose_size(curve, TOLERANCE)
+    say(f"  {'size':<12}{size} of {n:,} outputs make the basis, chosen by Perfect h")
+    return curve, size
+
+
+def _trained(plan: Plan, size: int, draft: Path, say: Say) -> Predictor:
+    parts = dict(plan.parts)
+    training: Training = parts["training"]
+    parts["training"] = replace(training, folder=str(draft))
+    validation = None if plan.valid is None else plan.valid.pairs
+    started = time.perf_counter()
+    try:
+        predictor = Predictor.trained(
+            plan.train.pairs,
+            validation,
+            input=plan.input,
+            output=plan.output,
+            sketch=sketches.SubSample(size),
+            **parts,
+        )
+    except Interrupted as stop:
+        said = str(stop).partition(". ")[0]
+        raise Interrupted(f"{said}. Run the same command again to go on from the last finished epoch.") from stop
+    except DSOKRError as error:
+        if not (draft / "last.ckpt").exists():
+            _remove(draft)
+        if isinstance(error, TrainingError):
+            raise TrainingError(str(error).replace("Training.learning_rate", "--learning-rate")) from error
+        raise
+    predictor.model.training = training
+    history = predictor.model.history_
+    took = time.perf_counter() - started
+    say(f"Trained in {took:.0f} s: epoch {history.best_epoch:.0f} of {len(history.rows)} is kept")
+    return predictor
+
+
+def _facts(plan: Plan, curve: selection.SizeCurve | None, size: int, problems: Problems) -> dict[str, Any]:
+    return {
+        "dsokr": __version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "train": plan.options.train.name,
+        "columns": {"input": plan.columns[0], "output": plan.columns[1]},
+        "chosen": chosen(plan),
+        "size": _size_facts(curve, size),
+        "rows": {
+            "train": len(plan.train),
+            "validation": 0 if plan.valid is None else len(plan.valid),
+            "skipped": len(problems.found),
+        },
+    }
+
+
+def _size_facts(curve: selection.SizeCurve | None, size: int) -> dict[str, Any]:
+    if curve is None:
+        return {"chosen": size}
+    return {"chosen": size, "sizes": list(curve.sizes), "missed": curve.mean().tolist()}
+
+
+def _curve(facts: dict[str, Any]) -> selection.SizeCurve | None:
+    if "sizes" not in facts:
+        return None
+    return selection.SizeCurve(tuple(facts["sizes"]), torch.tensor([facts["missed"]]), larger_is_better=False)
+
+
+def _remove(draft: Path) -> None:
+    """The state of a training that is over, or given up: only a folder that this module made."""
+    if (draft / "plan.json").is_file():
+        shutil.rmtree(draft)

@@ -1,0 +1,230 @@
+"""Tables in every form, and what is said of those that cannot be read."""
+
+import bz2
+import gzip
+import lzma
+import sys
+
+import pytest
+
+from dsokr.errors import InputError, MissingExtraError
+from dsokr.tool import tables
+from dsokr.tool.problems import Problems
+
+pyarrow = pytest.importorskip("pyarrow")
+
+HEADER = ["text", "smiles", "weight"]
+ROWS = [["an alcohol, say", "CCO", "46.07"], ['with "quotes"', "C", "16"], ["größer\nals 界", "c1ccccc1", "78.1"]]
+
+
+def read(path, columns=None, problems=None):
+    return tables.table(path).read(problems or Problems(), columns)
+
+
+@pytest.mark.parametrize("form", [".csv", ".tsv", ".jsonl", ".ndjson"])
+@pytest.mark.parametrize("compression", ["", ".gz", ".bz2", ".xz", ".zst"])
+def test_what_is_written_is_read(tmp_path, form, compression):
+    path = tmp_path / f"table{form}{compression}"
+    tables.write(path, HEADER, ROWS)
+    found = read(path)
+    assert list(zip(*found.cells.values(), strict=True)) == list(map(tuple, ROWS))
+    assert found.numbers == ([1, 2, 3] if "json" in form or "ndjson" in form else [2, 3, 4])
+    assert not list(tmp_path.glob(".part*"))
+
+
+def test_parquet(tmp_path):
+    path = tmp_path / "table.parquet"
+    tables.write(path, ["name", "number", "missing"], [["a", 1.5, None], ["b", 2.0, "x"]])
+    found = read(path)
+    assert found.cells == {"name": ["a", "b"], "number": ["1.5", "2.0"], "missing": ["", "x"]}
+    assert found.numbers == [1, 2]
+    tables.write(path, ["name"], [])
+    with pytest.raises(InputError, match="table.parquet has no rows"):
+        read(path)
+
+
+def test_lists_in_json_and_parquet_become_cells(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"v": [1, 2.5], "tags": ["a", "b"], "on": true, "none": null}\n')
+    assert {name: cells[0] for name, cells in read(tmp_path / "t.jsonl").cells.items()} == {
+        "v": "1 2.5",
+        "tags": "a;b",
+        "on": "True",
+        "none": "",
+    }
+    tables.write(tmp_path / "t.parquet", ["v"], [[[1.0, 2.0]]])
+    assert read(tmp_path / "t.parquet").cells == {"v": ["1.0 2.0"]}
+
+
+@pytest.mark.parametrize(("open_with", "ending"), [(gzip.open, ".gz"), (bz2.open, ".bz2"), (lzma.open, ".xz")])
+def test_smiles_lists(tmp_path, open_with, ending):
+    path = tmp_path / f"library.smi{ending}"
+    with open_with(path, "wt", encoding="utf-8") as file:
+        file.write("# a comment\nSMILES name\nCCO\tethyl alcohol\nC\n\nc1ccccc1 benzene\n")
+    found = read(path)
+    assert found.cells == {"smiles": ["CCO", "C", "c1ccccc1"], "name": ["ethyl alcohol", "", "benzene"]}
+    assert found.numbers == [3, 4, 6]
+
+
+def test_lines(tmp_path):
+    (tmp_path / "words.txt").write_text("two words\n\nthree\n")
+    assert read(tmp_path / "words.txt").cells == {"line": ["two words", "three"]}
+
+
+def test_as_spreadsheets_write_them(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("\ufefftext;smiles\r\nan alcohol;CCO\r\n\r\nwater;O\r\n".encode())
+    found = read(path)
+    assert found.cells == {"text": ["an alcohol", "water"], "smiles": ["CCO", "O"]}
+    assert found.numbers == [2, 4]  # the empty row counts, as it does on the screen
+    path.write_bytes("text,smiles\r\n界,O\r\n".encode("utf-16"))
+    assert read(path).cells == {"text": ["界"], "smiles": ["O"]}
+
+
+def test_rows_are_counted_as_a_spreadsheet_does(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('a,b\n"two\nlines",1\n2\n3,4\n')
+    problems = Problems()
+    assert read(path, problems=problems).numbers == [2, 4]
+    assert problems.found[0].row == 3
+    assert "t.csv, row 3 (the header is row 1): It has 1 cells, the header has 2" in problems.found[0].sentence()
+    with pytest.raises(InputError, match="row 3 .*--on-error skip"):
+        read(path, problems=Problems("fail"))
+
+
+def test_a_library_is_read_in_blocks(tmp_path):
+    path = tmp_path / "t.csv"
+    tables.write(path, ["n"], ([i] for i in range(10)))
+    blocks = list(tables.table(path).blocks(Problems(), rows=4))
+    assert [len(block) for block in blocks] == [4, 4, 2]
+    assert [cell for block in blocks for cell in block.cells["n"]] == [str(i) for i in range(10)]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.smi", "t.txt"])
+def test_a_row_that_is_not_text_does_not_lose_the_others(tmp_path, name):
+    path = tmp_path / name
+    lines = {
+        "t.csv": b"smiles,b\nCC,1\nC\xe9,2\nCCC,3\n",
+        "t.jsonl": b'{"smiles": "CC"}\n{"smiles": "C\xe9"}\n{"smiles": "CCC"}\n',
+    }
+    path.write_bytes(lines.get(name, b"CC\nC\xe9\nCCC\n"))
+    problems = Problems()
+    column = "line" if name == "t.txt" else "smiles"
+    assert read(path, [column], problems).cells[column] == ["CC", "CCC"]
+    assert problems.found[0].row == (3 if name == "t.csv" else 2)
+    assert "not UTF-8" in problems.found[0].reason
+
+
+def test_bad_lines_of_json(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n[1]\n{"b": 2}\n{"a": 5}\n')
+    problems = Problems()
+    found = read(path, ["a"], problems)
+    assert found.cells == {"a": ["1", "5"]} and found.numbers == [1, 5]
+    reasons = [problem.reason for problem in problems.found]
+    assert "not JSON" in reasons[0] and "Got list" in reasons[1] and "does not have it" in reasons[2]
+
+
+def test_nul_bytes_and_huge_cells_are_one_bad_row(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a\n" + "x" * 200_000 + "\nlast\n")
+    problems = Problems()
+    assert read(path, problems=problems).cells == {"a": ["last"]}
+    assert "cannot be read" in problems.found[0].reason and problems.found[0].row == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", b"", "t.csv is empty. Its first row must name the columns"),
+        ("t.jsonl", b"\n", "t.jsonl is empty"),
+        ("t.jsonl", b"[1]\n", "has no line with a JSON object"),
+        ("t.smi", b"# nothing\n", "t.smi is empty"),
+        ("t.txt", b"\n", "t.txt is empty"),
+        ("t.csv", b"text,smiles\n", "t.csv has no rows"),
+        ("t.csv", b"smi\xe9,a\n", "row 1: It has bytes that are not UTF-8"),
+        ("t.xlsx", b"PK", "cannot read .xlsx. Save it as one of .csv, .tsv"),
+        ("table", b"a", "cannot read a file without an ending"),
+        ("t.csv.gz", b"not gzip", "t.csv.gz cannot be read"),
+        ("t.csv.xz", b"not xz", "t.csv.xz cannot be read"),
+        ("t.csv.bz2", b"not bz2", "t.csv.bz2 cannot be read"),
+        ("t.csv.zst", b"not zst", "t.csv.zst cannot be read"),
+        ("t.parquet", b"not parquet", "cannot be read as Parquet"),
+        ("t.parquet.gz", b"", "a Parquet file is compressed inside"),
+    ],
+)
+def test_files_that_are_no_tables(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / name)
+
+
+def test_a_cut_off_file_is_said(tmp_path):
+    whole = gzip.compress(b"a\n" + b"line\n" * 10_000)
+    (tmp_path / "t.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="t.csv.gz cannot be read"):
+        read(tmp_path / "t.csv.gz")
+
+
+def test_a_missing_file_and_a_missing_column_name_what_is_near(tmp_path):
+    (tmp_path / "pairs.csv").write_text("text,smiles,smiles2,smiles2\na,b,c,d\n")
+    with pytest.raises(InputError, match="There is no file .*pair.csv. Did you mean 'pairs.csv'"):
+        read(tmp_path / "pair.csv")
+    with pytest.raises(InputError, match="is a folder"):
+        read(tmp_path)
+    with pytest.raises(InputError, match=r"no column 'Smile'\. Did you mean 'smiles'\? Its columns: text, smiles"):
+        read(tmp_path / "pairs.csv", ["Smile"])
+    with pytest.raises(InputError, match="has 2 columns named 'smiles2'. Rename all but one"):
+        read(tmp_path / "pairs.csv", ["smiles2"])
+
+
+def test_where_a_table_cannot_be_written(tmp_path):
+    for name, message in [
+        ("out.xlsx", "cannot write .xlsx"),
+        ("out.smi", "cannot write .smi"),
+        ("out.parquet.gz", "compressed inside"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            tables.check_writable(tmp_path / name)
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        tables.check_writable(tmp_path / "folder.csv")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        tables.write(tmp_path / "file" / "out.csv", ["a"], [])
+
+
+def test_an_error_while_writing_leaves_what_was_there(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a\nold\n")
+
+    def rows():
+        yield ["new"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tables.write(path, ["a"], rows())
+    assert path.read_text() == "a\nold\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
+    tables.write(tmp_path / "t.parquet", ["a"], [["b"]])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for wanted in (lambda: read(tmp_path / "t.parquet"), lambda: tables.check_writable(tmp_path / "out.csv.zst")):
+        with pytest.raises(MissingExtraError, match=r'needs pyarrow, .* pip install "dsokr\[tables\]"'):
+            wanted()
+
+
+def test_skipped_rows_are_listed_beside_the_output(tmp_path):
+    problems = Problems()
+    for row in range(12):
+        problems.add(tmp_path / "p.csv", row, f"row {row}", "a", "The cell is empty.")
+    tables.write_skipped(problems, tmp_path)
+    found = read(tmp_path / "skipped.csv")
+    assert len(found) == 12 and found.cells["reason"][0] == "The cell is empty."
+    assert problems.lines()[0] == "12 rows were skipped:" and problems.lines()[-1] == "  ... and 2 more"
+    tables.write_skipped(Problems(), tmp_path)
+    assert not (tmp_path / "skipped.csv").exists()
+    (tmp_path / "skipped.csv").write_text("somebody's own\n")
+    tables.write_skipped(Problems(), tmp_path)
+    assert (tmp_path / "skipped.csv").exists()
