@@ -1,4 +1,4 @@
-"""Text to molecule: the data, outputs with several views, fingerprints, the contrastive baseline, and the experiment."""
+"""Text to molecule: the data, outputs with several views, fingerprints, contrastive towers, and the experiment."""
 
 import gzip
 import json
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from real_data import real_data
 
 from dsokr import DSOKR, Training, kernels, networks, sketches
 from dsokr.baselines import CMAM, MoleculeGCN, MoleculeMLP
@@ -16,6 +15,7 @@ from dsokr.decoders import Candidates
 from dsokr.errors import InputError
 from dsokr.kernels import Cosine, Tanimoto, Views
 from dsokr.outputs import ViewBatch, chosen, distinct, positions
+from real_data import real_data
 
 chem = pytest.importorskip("dsokr.chem")
 from dsokr.data import chebi20 as loader  # noqa: E402

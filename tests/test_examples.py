@@ -39,6 +39,20 @@ def test_pictures_to_labels(run):
     assert text.count("| true: ") == 5 and "exactly right" in text
 
 
+def test_curves(run):
+    names, text = run("curves.py", 300)
+    recorded, listed, searched = (float(x) for x in re.findall(r"(0\.\d{5})$", text, flags=re.MULTILINE))
+    assert searched < listed < recorded
+    assert names["predicted"].shape == (200, 50) and (names["predicted"] >= 0).all()
+
+
+def test_text_to_molecule(run):
+    names, text = run("text_to_molecule.py", 250)
+    one, two = (float(x) for x in re.findall(r"models?: first for \d+% of the texts, .* ten for (\d+)%", text))
+    assert one > 10 and two > 10, "by chance it would be one in a hundred"
+    assert names["question"] in text and len(re.findall(r"^  -?\d\.\d{3}  \S", text, flags=re.MULTILINE)) == 5
+
+
 def test_every_example_is_tested():
     tests = Path(__file__).read_text(encoding="utf-8")
     for path in EXAMPLES.glob("*.py"):

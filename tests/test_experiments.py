@@ -174,8 +174,15 @@ def test_plain_regression_learns():
     with pytest.raises(InputError, match="Got 3 inputs and 2 outputs"):
         model.fit(X[:3], Y[:2])
     assert model.fit(X.tolist(), Y[:, 0].tolist()).predict(X).shape == (300,)
-    with pytest.raises(InputError, match="by the loss"):
-        Regression(MLP(()), Training(monitor=lambda a, b: 0.0)).fit(X, Y)
+    near = Training(epochs=3, monitor=lambda predicted, true: -np.abs(predicted - true).mean(), progress=False)
+    watched = Regression(MLP(()), near, random_state=0, device="cpu").fit(X, Y, validation=(X[:50], Y[:50]))
+    assert max(watched.history_["val_score"]) == pytest.approx(
+        -np.abs(watched.predict(X[:50]) - Y[:50]).mean(), abs=1e-5
+    )
+    with pytest.raises(InputError, match="needs validation pairs"):
+        Regression(MLP(()), near).fit(X, Y)
+    with pytest.raises(InputError, match="knows of no candidates"):
+        Regression(MLP(()), Training(monitor="mrr")).fit(X, Y)
 
 
 def test_the_demo_misses_matplotlib_before_it_trains(tmp_path, monkeypatch):

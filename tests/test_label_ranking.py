@@ -152,6 +152,33 @@ def test_every_pair_is_tested_once_and_never_learnt_from_in_its_fold():
         assert len(inner.train.Y) + len(inner.test.Y) == len(fold.train.Y)
 
 
+def test_normal_scores_depend_on_ranks_alone():
+    """Quantiles of the normal distribution, standardised; the same after any increasing function of the inputs."""
+    rng = np.random.default_rng(0)
+    train, test = rng.normal(size=(30, 2)), rng.normal(size=(9, 2))
+    Y = np.zeros((30, 3), int)
+    scores, of_exponentials = (
+        experiment.Fold(experiment.Part(f(train), Y), experiment.Part(f(test), Y[:9])).normal_scores()
+        for f in (lambda x: x, np.exp)
+    )
+    quantiles = scipy.stats.norm.ppf((scipy.stats.rankdata(train, axis=0) - 0.5) / 30)
+    np.testing.assert_allclose(scores.train.X, (quantiles - quantiles.mean(axis=0)) / quantiles.std(axis=0))
+    np.testing.assert_allclose(scores.test.X, of_exponentials.test.X)
+    far = experiment.Fold(experiment.Part(train, Y), experiment.Part(test + 100, Y[:9])).normal_scores()
+    np.testing.assert_allclose(far.test.X, np.tile(scores.train.X.max(axis=0), (9, 1)))  # beyond all: as the largest
+
+
+def test_a_mixture_is_the_mean_of_its_networks():
+    recipes = tuple(replace(recipe, steps=20, members=1) for recipe in experiment.RECIPES)
+    folds, kernel = experiment.folds_of(generated(40), 2, seed=0), experiment.KERNELS["Kemeny"][0]
+    (mixed,) = experiment.mixtures([experiment.Mixture(recipes)], kernel, folds, 0)
+    parts = experiment.networks(recipes, kernel, folds, 0)
+    parts += experiment.networks(recipes, kernel, [fold.normal_scores() for fold in folds], 0)
+    for i, outcome in enumerate(mixed):
+        torch.testing.assert_close(outcome.z, torch.stack([part[i].z for part in parts]).mean(dim=0))
+        assert outcome.fold is folds[i]
+
+
 def test_the_best_setting_of_every_fold_is_taken():
     """A method whose setting is the share of right answers: held-out pairs prefer 1 to 0, and only the best is kept."""
 

@@ -14,7 +14,12 @@ from dsokr.errors import InputError
 from dsokr.networks import TextEncoder, WordBag, built, paces
 from dsokr.training import batched_by_length
 
-WORDS = "the molecule is an ester ether acid of carbon with two three rings and one alcohol".split()
+# fmt: off
+WORDS = [
+    "the", "molecule", "is", "an", "ester", "ether", "acid", "of",
+    "carbon", "with", "two", "three", "rings", "and", "one", "alcohol",
+]
+# fmt: on
 
 
 @pytest.fixture(scope="module")

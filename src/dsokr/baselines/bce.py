@@ -34,6 +34,9 @@ class BinaryCrossEntropy:
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         return binary_cross_entropy_with_logits(z, target, reduction="sum") / len(z)
 
+    def among(self, targets: Tensor) -> BinaryCrossEntropy:
+        return self
+
 
 class LabelNetwork(BaseEstimator):
     """min over W of the mean of −log p_W(y | x), with p_W(y | x) = Π_l σ(g_W(x)_l)^{y_l} (1 − σ(g_W(x)_l))^{1 − y_l}.

@@ -104,9 +104,6 @@ class Answers:
     diag: Tensor
     best_epoch: int = 0
 
-    def scores(self, z: Tensor, rule: Rule) -> Tensor:  # (n, c)
-        return embedded_scores(z, self.molecules, self.diag, rule)
-
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: getattr(self, name).float().cpu() for name in ("val", "test", "molecules", "diag")}
@@ -196,7 +193,8 @@ def _answers(
 
 
 def _scored(z: Tensor, vectors: Tensor, diag: Tensor, rule: Rule, rows: Tensor) -> Tensor:
-    return embedded_scores(z[rows.to(z.device)], vectors, diag, rule)
+    """In double precision: similar molecules differ in late digits, and a GPU may round to 10 bits."""
+    return embedded_scores(z[rows.to(z.device)].double(), vectors.double(), diag.double(), rule)
 
 
 def cmam(name: str, tower: Any) -> Method:
@@ -434,11 +432,11 @@ def compare_sizes(study: Study, task: Task, folder: Path, say: Say) -> None:
             continue
         spec, train = sketch(max(sizes)), task.outputs[task.data.train.rows]
         span = sketch_span(kernel, train, spec, generator=Generator().manual_seed(0), device=task.device)
-        values, diag = span.evaluate(task.outputs), kernel.diag(task.outputs).float().to(task.device)
+        values, diag = span.evaluate(task.outputs), kernel.diag(task.outputs).to(task.device)
         truth = torch.from_numpy(task.data.val.rows)
         for m in sizes:
             basis = span.basis(m)
-            embedding = (values[:, :m] @ basis.projection.T).float()
+            embedding = values[:, :m] @ basis.projection.T
             z = embedding[truth.to(task.device)]
             for row in (row for row in rows if row["m"] == m):
                 found = retrieval_of(places(partial(_scored, z, embedding, diag, row["rule"]), truth))

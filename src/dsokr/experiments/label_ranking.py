@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from sklearn.ensemble import RandomForestRegressor
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, stack_module_state
@@ -73,11 +74,25 @@ class Fold:
         spread = np.where(spread > 0, spread, 1.0)
         return Fold(*(Part((part.X - mean) / spread, part.Y) for part in (train, test)))
 
+    def normal_scores(self) -> Fold:
+        """The same with every input by its rank among the training inputs, as a quantile of the normal distribution."""
+        ordered = np.sort(self.train.X, axis=0)
+        return Fold.of(*(Part(_normal_scores(part.X, ordered), part.Y) for part in (self.train, self.test)))
+
     def inner(self, share: float, seed: int) -> Fold:
         """The training pairs alone, with a share of them to test on."""
         order = np.random.default_rng(seed).permutation(len(self.train.Y))
         tested, learnt = np.split(order, [max(1, round(share * len(order)))])
         return Fold.of(self.train.rows(learnt), self.train.rows(tested))
+
+
+def _normal_scores(X: np.ndarray, ordered: np.ndarray) -> np.ndarray:  # (n, d), (r, d) -> (n, d)
+    """Φ⁻¹ of the share of a column of ``ordered`` that is below a value, half of those that are equal included."""
+    columns = list(zip(X.T, ordered.T, strict=True))
+    below = np.stack([np.searchsorted(known, column, "left") for column, known in columns], axis=1)
+    up_to = np.stack([np.searchsorted(known, column, "right") for column, known in columns], axis=1)
+    shares = (below + up_to) / (2 * len(ordered))
+    return ndtri(shares.clip(0.5 / len(ordered), 1 - 0.5 / len(ordered)))
 
 
 def folds_of(data: LabelRanking, count: int, seed: int) -> list[Fold]:
@@ -162,6 +177,32 @@ def networks(recipes: Sequence[Recipe], kernel: Kernel, folds: list[Fold], seed:
 def single_networks(recipes: Sequence[Recipe], kernel: Kernel, folds: list[Fold], seed: int) -> list[list[Outcome]]:
     """The same with one network each."""
     return networks([replace(recipe, members=1) for recipe in recipes], kernel, folds, seed)
+
+
+class Mixture(NamedTuple):
+    """Recipes whose networks are all trained, on the inputs as they are and on their normal scores."""
+
+    recipes: tuple[Recipe, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.recipes)) + ", on inputs and on their normal scores"
+
+
+def mixtures(settings: Sequence[Mixture], kernel: Kernel, folds: list[Fold], seed: int) -> list[list[Outcome]]:
+    """DSOKR with the mean of the coefficients of networks that differ in their shapes and in the scale of inputs."""
+    scores = [fold.normal_scores() for fold in folds]
+    return [
+        _averaged(networks(recipes, kernel, folds, seed) + networks(recipes, kernel, scores, seed))
+        for (recipes,) in settings
+    ]
+
+
+def _averaged(of_each: list[list[Outcome]]) -> list[Outcome]:
+    """Fold by fold the mean of what several say in the same basis."""
+    return [
+        replace(outcomes[0], z=torch.stack([outcome.z for outcome in outcomes]).mean(dim=0))
+        for outcomes in zip(*of_each, strict=True)
+    ]
 
 
 def _trained(recipe: Recipe, folds: list[Fold], bases: list[SketchedBasis], seed: int) -> list[Outcome]:
@@ -269,6 +310,7 @@ TRAINING = Training(batch_size=64, learning_rate=3e-3, schedule="linear", valida
 RECIPES = (Recipe(MLP((128, 128, 128)), TRAINING), Recipe(MLP((64, 64), "tanh"), TRAINING))
 LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2)
 DSOKR = Method("dsokr", networks, RECIPES, tuple(KERNELS), quick=single_networks, candidates=True)
+ENSEMBLE = Method("dsokr ensemble", mixtures, (Mixture(RECIPES),))
 CONSENSUS = Method("consensus", consensus, (None,))
 LINEAR = Method("linear ridge", ridge, tuple(Ridge(None, value) for value in LAMBDAS), tuple(KERNELS))
 GAUSSIAN = Method(
@@ -289,6 +331,8 @@ class Study:
 
 
 FULL = Study()
+ENSEMBLES = Study(methods=(ENSEMBLE,), datasets=("glass", "iris", "wine"))  # where there are few pairs
+REDUCED = replace(FULL, repetitions=1)
 _BRIEF = partial(Recipe, training=replace(TRAINING, batch_size=256), steps=150)
 SUSHI = Study(  # many pairs, and little to be learnt from them: tastes differ more than the people who have them
     methods=(
@@ -311,15 +355,28 @@ QUICK = Study(
             DSOKR, settings=tuple(Recipe(MLP((32, 32), name), TRAINING, 100, members=2) for name in ("relu", "tanh"))
         ),
     ),
+    datasets=("generated",),
     repetitions=2,
     folds=2,
 )
 
 
+def generate(n: int = 120) -> LabelRanking:
+    """Five labels on a circle, ranked by how near they are to the input.
+
+    >>> generate(3).rankings.shape
+    (3, 5)
+    """
+    angles = np.arange(5) * 2 * np.pi / 5
+    X = np.random.default_rng(0).normal(size=(n, 2))
+    distance = np.linalg.norm(X[:, None] - np.stack([np.cos(angles), np.sin(angles)], axis=1), axis=2)
+    return LabelRanking(X, distance.argsort(axis=1).argsort(axis=1), tuple("abcde"))
+
+
 def run(study: Study, folder: Path, data: str | Path | None = None, say: Say = print) -> None:
     """Compute what ``models.jsonl`` in ``folder`` does not hold yet. ``data`` is the data folder."""
     for name in study.datasets:
-        compare(study, name, label_ranking(name, data), folder, say)
+        compare(study, name, generate() if name == "generated" else label_ranking(name, data), folder, say)
 
 
 def compare(study: Study, name: str, data: LabelRanking, folder: Path, say: Say = print) -> None:

@@ -9,7 +9,18 @@ from typing import Any, Literal
 
 import torch
 
-from dsokr.experiments import smi2mol, smi2mol_report, synthetic
+from dsokr.experiments import (
+    label_ranking,
+    label_ranking_report,
+    multilabel,
+    multilabel_report,
+    smi2mol,
+    smi2mol_report,
+    strings,
+    strings_report,
+    synthetic,
+    vectors,
+)
 from dsokr.experiments.results import Row
 
 Size = Literal["full", "reduced", "quick"]
@@ -74,4 +85,52 @@ def smi2mol_study(asked: Asked) -> Reproduced:
     return Reproduced(rows, header, [smi2mol_report.cells(row) for row in rows], figure)
 
 
-EXPERIMENTS: dict[str, Callable[[Asked], Reproduced]] = {"synthetic": synthetic_study, "smi2mol": smi2mol_study}
+def label_ranking_study(asked: Asked) -> Reproduced:
+    folder = asked.folder("label_ranking")
+    study = asked.study({"full": label_ranking.FULL, "reduced": label_ranking.REDUCED, "quick": label_ranking.QUICK})
+    label_ranking.run(study, folder, asked.data, asked.say)
+    if asked.size == "full":
+        for further in (label_ranking.ENSEMBLES, label_ranking.SUSHI):
+            label_ranking.run(further, folder, asked.data, asked.say)
+    rows = label_ranking_report.wide(folder)
+    names = label_ranking_report.datasets(rows)
+    figure = label_ranking_report.figure(folder, asked.figure or folder / "figure.png")
+    cells = [label_ranking_report.cells(row, names) for row in rows]
+    return Reproduced(label_ranking.table(folder), label_ranking_report.header(rows), cells, figure)
+
+
+def multilabel_study(asked: Asked) -> Reproduced:
+    folder = asked.folder("multilabel")
+    study = asked.study({"full": multilabel.FULL, "reduced": multilabel.REDUCED, "quick": multilabel.QUICK})
+    multilabel.run(study, folder, asked.data, asked.say)
+    rows = multilabel.table(folder)
+    figure = multilabel_report.figure(folder, asked.figure or folder / "figure.png")
+    return Reproduced(rows, multilabel_report.HEADER, [multilabel_report.cells(row) for row in rows], figure)
+
+
+def strings_study(asked: Asked) -> Reproduced:
+    folder = asked.folder("strings")
+    study = asked.study({"full": strings.FULL, "reduced": strings.REDUCED, "quick": strings.QUICK})
+    strings.run(study, folder, asked.data, asked.say)
+    rows = strings_report.table(folder)
+    figure = strings_report.figure(folder, asked.figure or folder / "figure.png")
+    return Reproduced(rows, strings_report.HEADER, [strings_report.cells(row) for row in rows], figure)
+
+
+def vectors_study(asked: Asked) -> Reproduced:
+    folder = asked.folder("vectors")
+    study = asked.study({"full": vectors.FULL, "reduced": vectors.REDUCED, "quick": vectors.QUICK})
+    vectors.run(study, folder, asked.say)
+    rows = vectors.table(folder)
+    figure = vectors.figure(folder, asked.figure or folder / "figure.png")
+    return Reproduced(rows, vectors.HEADER, [vectors.cells(row) for row in rows], figure)
+
+
+EXPERIMENTS: dict[str, Callable[[Asked], Reproduced]] = {
+    "synthetic": synthetic_study,
+    "smi2mol": smi2mol_study,
+    "multilabel": multilabel_study,
+    "label_ranking": label_ranking_study,
+    "strings": strings_study,
+    "vectors": vectors_study,
+}

@@ -196,10 +196,10 @@ class WordBag:
     torch.Size([2, 3])
     """
 
-    width: int = 256
+    width: int = 128
     hidden: tuple[int, ...] = (512,)
     dropout: float = 0.1
-    buckets: int = 1 << 15
+    buckets: int = 1 << 14
     longest: int = 512  # words
 
     def __call__(self, p: int) -> BagOfWords:

@@ -1,0 +1,119 @@
+"""What came out of the ChEBI-20 study: Tables 2 and 3, Figures 3 and 5, from its JSON lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from dsokr.experiments.chebi20 import ENSEMBLES, PAPERS_KERNELS
+from dsokr.experiments.results import Row, read_rows
+from dsokr.plotting import pyplot
+
+SINGLES = (  # in the table's order
+    "SISOKR",
+    "regression",
+    "CMAM, MLP",
+    "CMAM, GCN",
+    "DSOKR, SubSample",
+    "DSOKR, Gaussian",
+    "ours, cosine + tanimoto",
+    "ours, two tanimotos",
+)
+PAPER: tuple[Row, ...] = tuple(  # Table 3 as printed there; AMAN as its authors report it
+    {"name": name, "encoder": "SciBERT", "hits@1": h1, "hits@10": h10, "mrr": mrr, "mean_rank": rank}
+    for name, rank, mrr, h1, h10 in (
+        ("SISOKR (paper)", 2230.48, 0.015, 0.004, 0.028),
+        ("regression (paper)", 344.53, 0.298, 0.168, 0.569),
+        ("CMAM, MLP (paper)", 23.74, 0.513, 0.349, 0.842),
+        ("CMAM, GCN (paper)", 24.11, 0.495, 0.332, 0.825),
+        ("CMAM ensemble, MLP + GCN (paper)", 16.28, 0.597, 0.442, 0.887),
+        ("AMAN (its paper)", 16.0, 0.647, 0.494, 0.921),
+        ("DSOKR, SubSample (paper)", 82.92, 0.624, 0.482, 0.874),
+        ("DSOKR, Gaussian (paper)", 91.19, 0.630, 0.490, 0.875),
+        ("DSOKR ensemble, SubSample (paper)", 76.43, 0.642, 0.510, 0.882),
+    )
+)
+SHOWN = ("hits@1", "hits@10", "mrr", "mean_rank")
+HEADER = ["method", "encoder", "models", "Hits@1", "Hits@10", "MRR", "mean rank", "mean of seeds: Hits@1 / MRR"]
+
+
+def table(folder: Path) -> list[Row]:
+    """The paper's rows, then ours: of several seeds the one that does best on validation, and the mean beside it."""
+    models, ensembles = (_rows(folder / f"{name}.jsonl") for name in ("models", "ensembles"))
+    made = []
+    for encoder in dict.fromkeys(row["encoder"] for row in models):
+        for name in SINGLES:
+            rows = [row for row in models if row["method"] == name and row["encoder"] == encoder]
+            if rows:
+                best = max(rows, key=lambda row: row["metrics"]["val_mrr"])
+                means = {f"mean_{key}": mean(row["metrics"][key] for row in rows) for key in SHOWN}
+                told = {"name": name, "encoder": encoder, "models": 1, "seeds": len(rows), "epochs": best.get("epochs")}
+                made.append(told | {"seconds": mean(row["seconds"]["training"] for row in rows)} | means | _shown(best))
+        for name, members in ENSEMBLES.items():
+            for row in ensembles:
+                if row["method"] == name and row["encoder"] == encoder:
+                    size = len(members) * len(row["seeds"])
+                    made.append({"name": name, "encoder": encoder, "models": size} | _shown(row))
+    return [*PAPER, *made]
+
+
+def _rows(path: Path) -> list[Row]:
+    return read_rows(path) if path.exists() else []
+
+
+def _shown(row: Row) -> Row:
+    metrics = row["metrics"]
+    ties = {key: metrics[key] for key in ("optimistic_hits@1", "pessimistic_hits@1")}
+    return {key: metrics[key] for key in SHOWN} | ties | {"chosen": row["chosen"]}
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table in words."""
+    means = f"{row['mean_hits@1']:.1%} / {row['mean_mrr']:.3f}" if "mean_mrr" in row else ""
+    shown = [f"{row['hits@1']:.1%}", f"{row['hits@10']:.1%}", f"{row['mrr']:.3f}", f"{row['mean_rank']:.1f}"]
+    return [row["name"], row["encoder"], str(row.get("models", "")), *shown, means]
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table for a page."""
+    lines = [f"| {' | '.join(HEADER)} |", "|" + "---|" * len(HEADER)]
+    return "\n".join(lines + [f"| {' | '.join(cells(row))} |" for row in rows])
+
+
+def perfect_h(folder: Path) -> dict[tuple[str, str], dict[int, Row]]:
+    """For every kernel and sketch, by size: the metrics by the rule with the best reciprocal rank there."""
+    found: dict[tuple[str, str], dict[int, Row]] = {}
+    for row in _rows(folder / "perfect_h.jsonl"):
+        sizes = found.setdefault((row["kernel"], row["sketch"]), {})
+        metrics = row["metrics"] | {"rule": row["rule"]}
+        if row["m"] not in sizes or metrics["mrr"] > sizes[row["m"]]["mrr"]:
+            sizes[row["m"]] = metrics
+    return found
+
+
+def figure(folder: Path, image: Path) -> Path:
+    """Perfect h on validation against the sketch size: the paper's kernels and sketches, and ours."""
+    plt = pyplot()
+    curves = perfect_h(folder)
+    panels: list[Any] = [*PAPERS_KERNELS, "ours"]
+    fig, axes = plt.subplots(2, 3, figsize=(11, 6.4), layout="constrained")
+    for axis, name in zip(axes.flat, panels, strict=True):
+        own = {
+            key: sizes
+            for key, sizes in curves.items()
+            if (key[0] == name or (name == "ours" and key[0] not in PAPERS_KERNELS))
+        }
+        for (kernel, sketch), sizes in own.items():
+            label = kernel if name == "ours" else sketch
+            axis.plot(
+                list(sizes), [metrics["mrr"] for metrics in sizes.values()], marker="o", markersize=3, label=label
+            )
+        axis.set(title="ours, SubSample" if name == "ours" else name, xscale="log", xlabel="m", ylim=(0, 1.02))
+        axis.set_ylabel("MRR of Perfect h")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    image.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(image, dpi=110)
+    plt.close(fig)
+    return image
