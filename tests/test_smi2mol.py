@@ -168,12 +168,14 @@ def test_the_study_learns_and_the_search_is_best(results):
     assert listed["splits"] == 1 and listed["n_train"] == 200
     assert searched["exact"][0] >= listed["exact"][0]
     assert rows["SISOKR"]["ged"][0] > 0
+    assert 0 < rows["best training molecule"]["ged"][0] <= listed["ged"][0]
     assert rows["DSOKR (paper)"]["ged"] == (1.951, 0.074)
 
 
 def test_a_second_run_computes_nothing(results, generated, monkeypatch):
     before = {path.name: path.read_text() for path in results.glob("*.jsonl")}
-    assert set(before) == {f"{n}.jsonl" for n in ("baselines", "kernels", "models", "perfect_h", "predictions")}
+    written = ("baselines", "floor", "kernels", "models", "perfect_h", "predictions")
+    assert set(before) == {f"{name}.jsonl" for name in written}
     monkeypatch.setattr(study, "smi2mol", lambda data, number: generated)
     monkeypatch.setattr(study, "_estimator", lambda *a: pytest.fail("trained again"))
     monkeypatch.setattr(study.Perfect, "of", lambda *a: pytest.fail("embedded again"))

@@ -60,6 +60,7 @@ EXTRAS = {
 class Experiment(StrEnum):
     synthetic = "synthetic"
     smi2mol = "smi2mol"
+    chebi20 = "chebi20"
     multilabel = "multilabel"
     label_ranking = "label_ranking"
     strings = "strings"

@@ -338,6 +338,22 @@ class Study:
 
 
 FULL = Study()
+REDUCED = Study(  # an hour or so on two cores, without an encoder
+    encoder=WORDS,
+    methods=(
+        regression(),
+        cmam("CMAM, MLP", MoleculeMLP()),
+        PAPERS[0],
+        dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(500), RANKED),
+    ),
+    ensembles={},
+    seeds=(0,),
+    rates=(1.0,),
+    trial_epochs=2,
+    training=replace(TRAINING, epochs=10, precision="32-true"),
+    sizes=(10, 100),
+    rich_sizes=(100, 500),
+)
 QUICK = Study(
     methods=(
         regression(),

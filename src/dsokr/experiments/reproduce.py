@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 
 from dsokr.experiments import (
+    chebi20,
+    chebi20_report,
     label_ranking,
     label_ranking_report,
     multilabel,
@@ -85,6 +87,15 @@ def smi2mol_study(asked: Asked) -> Reproduced:
     return Reproduced(rows, header, [smi2mol_report.cells(row) for row in rows], figure)
 
 
+def chebi20_study(asked: Asked) -> Reproduced:
+    folder = asked.folder("chebi20")
+    study = asked.study({"full": chebi20.FULL, "reduced": chebi20.REDUCED, "quick": chebi20.QUICK})
+    chebi20.run(study, folder, asked.data, asked.device, asked.say)
+    rows = chebi20_report.table(folder)
+    figure = chebi20_report.figure(folder, asked.figure or folder / "figure.png")
+    return Reproduced(rows, chebi20_report.HEADER, [chebi20_report.cells(row) for row in rows], figure)
+
+
 def label_ranking_study(asked: Asked) -> Reproduced:
     folder = asked.folder("label_ranking")
     study = asked.study({"full": label_ranking.FULL, "reduced": label_ranking.REDUCED, "quick": label_ranking.QUICK})
@@ -129,6 +140,7 @@ def vectors_study(asked: Asked) -> Reproduced:
 EXPERIMENTS: dict[str, Callable[[Asked], Reproduced]] = {
     "synthetic": synthetic_study,
     "smi2mol": smi2mol_study,
+    "chebi20": chebi20_study,
     "multilabel": multilabel_study,
     "label_ranking": label_ranking_study,
     "strings": strings_study,
