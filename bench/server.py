@@ -1,0 +1,244 @@
+"""The server under load, on this machine, against the goals.
+
+    python bench/server.py                     # or: --count 100000 --rate 200 --seconds 20
+
+A server with an exact index of 100,000 × 100 runs in its own process. Single queries by coefficients come at random
+times, 200 a second on average, whether or not earlier ones are answered; latency is counted from when a query was due.
+Then as many as are answered with 32 connections; then 10,000 malformed requests and bodies that are too large. Goals,
+on two cores: 200 requests/s with p99 under 100 ms; no 5xx; every oversized body refused.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import socket
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+RATE_GOAL, P99_GOAL, MALFORMED = 200.0, 100.0, 10_000
+LIMIT = 1_000_000  # bytes of a body
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A model without a network: only coefficients are asked about."""
+
+    input: Kind = Kind("text")
+    output: Kind = Kind("string")
+    rule: Any = "cosine"
+    basis: Any = None
+
+    def coefficients(self, inputs: list[str]) -> torch.Tensor:
+        return torch.ones(len(inputs), 100)
+
+
+def serve(port: int, count: int, dim: int) -> None:
+    from dsokr.index import CandidateIndex
+    from dsokr.serve import create_app, server
+
+    psi = torch.randn(count, dim, generator=torch.Generator().manual_seed(0))
+    index = CandidateIndex.in_memory([f"y{i}" for i in range(count)], psi, psi.square().sum(1))
+    server.run(create_app(Plain(), index), "127.0.0.1", port, say=lambda line: None)
+
+
+class Connection:
+    """One keep-alive connection, with no more work for this side than must be."""
+
+    def __init__(self, port: int):
+        self.port = port
+        self.reader: asyncio.StreamReader | None = None
+
+    async def ask(self, raw: bytes) -> tuple[int, bytes]:
+        if self.reader is None:
+            self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            self.writer.write(raw)
+            await self.writer.drain()
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
+            body = await self.reader.readexactly(int(fields.get(b"content-length", b"0")))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self.close()
+            return 0, b""  # closed without an answer
+        if fields.get(b"connection") == b"close":
+            await self.close()
+        return int(head.split()[1]), body
+
+    async def close(self) -> None:
+        if self.reader is not None:
+            self.writer.close()
+            self.reader = None
+
+
+def post(body: bytes, path: str = "/predict", method: str = "POST", headers: str = "") -> bytes:
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    )
+    return f"{head}{headers}\r\n".encode() + body
+
+
+def queries(dim: int, n: int = 500) -> list[bytes]:
+    rows = np.random.default_rng(0).normal(size=(n, dim)).round(5).tolist()
+    return [post(json.dumps({"coefficients": [row], "k": 10}).encode()) for row in rows]
+
+
+async def at_rate(port: int, dim: int, rate: float, seconds: float) -> list[float]:
+    """Milliseconds from when each query was due to its answer."""
+    asked, pool, latencies = queries(dim), asyncio.Queue(), []
+    for _ in range(64):
+        pool.put_nowait(Connection(port))
+
+    async def one(raw: bytes, due: float) -> None:
+        connection = await pool.get()
+        status, _ = await connection.ask(raw)
+        pool.put_nowait(connection)
+        assert status == 200, status
+        latencies.append(1000 * (time.perf_counter() - due))
+
+    rng, start = random.Random(0), time.perf_counter()
+    due, tasks = start, []
+    while due < start + seconds:
+        due += rng.expovariate(rate)
+        await asyncio.sleep(max(due - time.perf_counter(), 0))
+        tasks.append(asyncio.create_task(one(asked[len(tasks) % len(asked)], due)))
+    await asyncio.gather(*tasks)
+    return latencies
+
+
+async def at_most(port: int, dim: int, connections: int, seconds: float) -> float:
+    """Answers a second with so many connections that are never idle."""
+    asked, end, answered = queries(dim), time.perf_counter() + seconds, 0
+
+    async def one(number: int) -> None:
+        nonlocal answered
+        connection = Connection(port)
+        while time.perf_counter() < end:
+            status, _ = await connection.ask(asked[(answered + number) % len(asked)])
+            assert status == 200, status
+            answered += 1
+        await connection.close()
+
+    await asyncio.gather(*(one(number) for number in range(connections)))
+    return answered / seconds
+
+
+def malformed(rng: random.Random, dim: int) -> bytes:
+    """A request that is wrong, but for the few where the letter that was changed does not matter."""
+    good = json.dumps({"coefficients": [[0.5] * dim], "k": 10})
+    cut = rng.randrange(len(good))
+    bodies = [
+        lambda: rng.randbytes(rng.randrange(200)),
+        lambda: good[:cut].encode(),
+        lambda: (good[:cut] + rng.choice('{}[],:"x\\\x00é') + good[cut + 1 :]).encode(),
+        lambda: b"[" * rng.randrange(1, 20_000),
+        lambda: json.dumps({"coefficients": [[0.5] * rng.randrange(dim)]}).encode(),
+        lambda: json.dumps({"coefficients": [[rng.choice([None, "x", 1e300, [], {}, True])] * dim]}).encode(),
+        lambda: b'{"coefficients": [[' + b"NaN," * (dim - 1) + b"Infinity]]}",
+        lambda: json.dumps({"inputs": [rng.choice(["", " ", 7, None, "\ud800", "a" * 6000])]}).encode(),
+        lambda: json.dumps({"inputs": ["a"], "k": rng.choice([0, -1, 1e9, "ten", None, 10**400])}).encode(),
+        lambda: json.dumps({"inputs": ["a"], "rule": rng.choice(["", "best", 3, None, []])}).encode(),
+        lambda: json.dumps({"inputs": ["a"], rng.choice(["", "x", "__proto__"]): 1}).encode(),
+        lambda: json.dumps(rng.choice([None, 0, "x", [], {}, [{}], True])).encode(),
+    ]
+    body = rng.choice(bodies)()
+    if rng.random() < 0.1:
+        return post(body, path="/" + "".join(rng.choices("predict/%?#..", k=rng.randrange(20))), method="POST")
+    if rng.random() < 0.1:
+        return post(body, method=rng.choice(["GET", "PUT", "DELETE", "PATCH", "BREW"]))
+    if rng.random() < 0.05:
+        return rng.randbytes(60).replace(b"\n", b"") + b"\r\n\r\n"  # no HTTP at all
+    return post(body)
+
+
+async def fuzz(port: int, dim: int, n: int) -> Counter[int]:
+    rng, seen = random.Random(0), Counter()
+    requests = [malformed(rng, dim) for _ in range(n)]
+
+    async def some(part: list[bytes]) -> None:
+        connection = Connection(port)
+        for raw in part:
+            status, _ = await asyncio.wait_for(connection.ask(raw), 30)
+            seen[status] += 1
+        await connection.close()
+
+    await asyncio.gather(*(some(requests[i::8]) for i in range(8)))
+    return seen
+
+
+async def oversized(port: int) -> Counter[int]:
+    seen: Counter[int] = Counter()
+    for size in (LIMIT + 1, 10 * LIMIT, 10**12):  # announced; at most a little is sent
+        head = f"POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Length: {size}\r\n\r\n".encode()
+        connection = Connection(port)
+        seen[(await connection.ask(head + b"x" * 1000))[0]] += 1
+        await connection.close()
+    chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"  # not announced: refused once too much has come
+    connection = Connection(port)
+    head = b"POST /predict HTTP/1.1\r\nHost: bench\r\nTransfer-Encoding: chunked\r\n\r\n"
+    seen[(await connection.ask(head + chunk * (LIMIT // 65536 + 2)))[0]] += 1
+    await connection.close()
+    return seen
+
+
+def verdict(good: bool) -> str:
+    return "reached" if good else "MISSED"
+
+
+async def measured(port: int, options: argparse.Namespace) -> None:
+    await at_rate(port, options.dim, 50, 2)  # warm
+    latencies = await at_rate(port, options.dim, options.rate, options.seconds)
+    p50, p99 = np.percentile(latencies, [50, 99])
+    rate = len(latencies) / options.seconds
+    print(f"{rate:.0f} requests/s asked: p50 {p50:.1f} ms, p99 {p99:.1f} ms (goal: p99 < {P99_GOAL:g} ms at "
+          f"{RATE_GOAL:g}/s: {verdict(p99 < P99_GOAL and rate >= 0.95 * RATE_GOAL)})")  # fmt: skip
+    print(f"at most {await at_most(port, options.dim, 32, options.seconds / 2):.0f} requests/s with 32 connections")
+    seen = await fuzz(port, options.dim, MALFORMED)
+    worst = max(seen)
+    print(f"{MALFORMED:,} malformed: {dict(sorted(seen.items()))} (goal: no 5xx: {verdict(worst < 500)})")
+    refused = await oversized(port)
+    print(f"oversized bodies: {dict(refused)} (goal: all 413: {verdict(set(refused) == {413})})")
+    status, body = await Connection(port).ask(post(b"", "/health", "GET"))
+    print(f"after all this: {status} {json.loads(body)['status']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=100)
+    parser.add_argument("--rate", type=float, default=RATE_GOAL)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(port, options.count, options.dim))
+    process.start()
+    try:
+        for _ in range(600):
+            with socket.socket() as trial:
+                if trial.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        asyncio.run(measured(port, options))
+    finally:
+        process.terminate()
+        process.join(15)
+    print(f"load {os.getloadavg()[0]:.1f} after")
+
+
+if __name__ == "__main__":
+    main()

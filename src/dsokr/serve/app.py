@@ -1,0 +1,199 @@
+"""The web application: its addresses, and what each answers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Protocol, Union
+
+from dsokr import __version__
+from dsokr.basis import RULES
+from dsokr.errors import InputError, MissingExtraError
+from dsokr.index import CandidateIndex
+from dsokr.serve.answers import Hits, Model, Question, answer
+from dsokr.serve.batches import Batches, Busy
+from dsokr.serve.limits import Limits
+
+try:
+    from fastapi import Body, FastAPI, HTTPException, Query
+    from fastapi.responses import Response
+
+    from dsokr.serve.refusals import REFUSED, LimitedBody, answer_errors
+    from dsokr.serve.schema import Answer, Health, Hit, Problem, Result, question_models
+except ImportError as error:
+    raise MissingExtraError("FastAPI", "serve") from error
+
+PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+DRAWN = 4096  # pictures kept
+DRAWING = (260, 190)  # pixels
+LONGEST_DRAWN = 1000  # characters
+
+PICTURE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/svg+xml": {"schema": {"type": "string"}}}, "description": "The picture."},
+    404: {"model": Problem, "description": "There is no RDKit here to draw with."},
+    422: REFUSED[422],
+    504: REFUSED[504],
+}
+
+
+class Served(Model, Protocol):
+    """What is served: a :class:`dsokr.tool.Predictor`, or something like it."""
+
+    @property
+    def input(self) -> Any: ...  # a kind: it has a name
+
+    @property
+    def output(self) -> Any: ...
+
+
+def create_app(
+    predictor: Served,
+    index: CandidateIndex,
+    limits: Limits = Limits(),  # noqa: B008 # frozen, so sharing it is harmless
+    examples: tuple[str, ...] = (),
+) -> FastAPI:
+    """The page at /, and beside it /predict, /drawing, /health and /openapi.json. No other host is ever asked."""
+    batches: Batches[Question, Hits] = Batches(
+        lambda questions: answer(predictor, index, questions), limits.rows, limits.waiting
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with batches:
+            yield
+
+    app = FastAPI(
+        title="dsokr",
+        version=__version__,
+        description="Rank candidates for inputs by a trained model.",
+        lifespan=lifespan,
+        docs_url=None,  # these pages would load scripts from another host
+        redoc_url=None,
+    )
+    app.add_middleware(LimitedBody, limits=limits)
+    answer_errors(app)
+    facts = _facts(predictor, index, limits, examples)
+    _add_predict(app, batches, index, facts, limits)
+    _add_health(app, facts)
+    _add_drawing(app, limits)
+    for path in PAGE:
+        app.add_api_route(path, _file(path), methods=["GET"], include_in_schema=False)
+    return app
+
+
+def _facts(predictor: Served, index: CandidateIndex, limits: Limits, examples: tuple[str, ...]) -> Health:
+    return Health(
+        status="ok",
+        version=__version__,
+        input="" if predictor.input.name == "image" else predictor.input.name,  # paths are for the server's owner
+        width=len(getattr(predictor.input, "mean", ())) or 1,
+        output=predictor.output.name,
+        candidates=len(index),
+        coefficients=index.head.dim,
+        rule=predictor.rule,
+        rules=list(RULES),
+        drawing=_draw() is not None,
+        kind=index.head.kind,
+        limits=asdict(limits),
+        examples=list(examples),
+    )
+
+
+def _add_predict(
+    app: FastAPI, batches: Batches[Question, Hits], index: CandidateIndex, facts: Health, limits: Limits
+) -> None:
+    models = question_models(facts.input, facts.width, facts.coefficients, facts.rule, limits)
+    asked: Any = models[0] if len(models) == 1 else Union[tuple(models)]  # noqa: UP007 # made at run time
+
+    @app.post("/predict", responses=REFUSED, response_model=Answer)
+    async def predict(question: asked = Body()) -> Response:  # noqa: B008 # how FastAPI is told
+        """The k best candidates for every input."""
+        start = time.perf_counter()
+        inputs, coefficients = (getattr(question, name, None) for name in ("inputs", "coefficients"))
+        wanted = Question(inputs, coefficients, question.k, question.rule)
+        hits = await _in_time(batches.ask(wanted, wanted.size, limits.seconds))
+        spent = round(1000 * (time.perf_counter() - start), 3)
+        results = _results(index, hits)
+        made = Answer(rule=question.rule, candidates=len(index), milliseconds=spent, results=results)
+        return Response(made.model_dump_json(), media_type="application/json")
+
+
+def _add_health(app: FastAPI, facts: Health) -> None:
+    @app.get("/health")
+    async def health() -> Health:
+        """What is served, and how."""
+        return facts
+
+
+def _add_drawing(app: FastAPI, limits: Limits) -> None:
+    @app.get("/drawing", responses=PICTURE, response_class=Response)
+    async def drawing(
+        smiles: str = Query(min_length=1, max_length=LONGEST_DRAWN, description="A molecule."),
+    ) -> Response:
+        """A molecule as SVG."""
+        draw = _draw()
+        if draw is None:
+            raise HTTPException(404, 'There is no RDKit here to draw with. Install it: pip install "dsokr[chem]".')
+        try:
+            svg = await _in_time(asyncio.wait_for(asyncio.to_thread(draw, smiles), limits.seconds))
+        except InputError:
+            raise HTTPException(422, f"Could not parse {smiles!r} as a molecule.") from None
+        return Response(svg, media_type="image/svg+xml", headers={"Cache-Control": "public, max-age=86400"})
+
+
+def _results(index: CandidateIndex, hits: Hits) -> list[Result]:
+    rows = zip(hits.indices.tolist(), hits.scores.tolist(), hits.cosines.tolist(), strict=True)
+    return [
+        Result(
+            hits=[
+                Hit(rank=rank, index=at, output=index.texts[at], name=index.names[at], score=score, cosine=cosine)
+                for rank, (at, score, cosine) in enumerate(zip(*row, strict=True), start=1)
+            ]
+        )
+        for row in rows
+    ]
+
+
+async def _in_time(answer: Awaitable[Any]) -> Any:
+    try:
+        return await answer
+    except Busy:
+        raise HTTPException(
+            503, "Too many requests are waiting. Try again in a second.", {"Retry-After": "1"}
+        ) from None
+    except TimeoutError:
+        raise HTTPException(504, "The answer took too long. Ask for less at once, or try again later.") from None
+
+
+@lru_cache(1)
+def _draw() -> Callable[[str], str] | None:
+    """Draws a molecule; None where there is no RDKit."""
+    try:
+        from dsokr import chem
+    except MissingExtraError:
+        return None
+    return lru_cache(DRAWN)(lambda smiles: chem.draw([smiles], size=DRAWING))
+
+
+def _file(path: str) -> Callable[[], Awaitable[Response]]:
+    name, kind = PAGE[path]
+    content = (files("dsokr.serve") / "page" / name).read_bytes()
+
+    async def served() -> Response:
+        return Response(content, media_type=kind, headers=HEADERS | {"Cache-Control": "no-cache"})
+
+    return served

@@ -1,0 +1,289 @@
+"""The page, in a real browser that can reach nothing but the server."""
+
+import csv
+import io
+import shutil
+import threading
+
+import pytest
+
+from serving import MOLECULES, HandMade, Kind
+
+pytest.importorskip("fastapi", reason="needs the extra serve")
+uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, to drive a browser")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+if CHROMIUM is None:
+    pytest.skip("needs Chromium", allow_module_level=True)
+pytest.importorskip("rdkit", reason="needs the extra chem, to draw molecules")
+
+from dsokr.serve import Limits, create_app, server  # noqa: E402 # after what may be missing
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def serving(model, texts=MOLECULES, **limits):
+    index = model.index(texts)
+    examples = ("an alcohol", "a ring")
+    listening = server._bound("127.0.0.1", 0)
+    app = create_app(model, index, Limits(**limits), examples)
+    real = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False))
+    thread = threading.Thread(target=real.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    real.should_exit = True
+    thread.join(10)
+    listening.close()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return HandMade()
+
+
+@pytest.fixture(scope="module")
+def address(model):
+    yield from serving(model)
+
+
+@pytest.fixture(scope="module")
+def words():
+    """A server whose outputs are no molecules."""
+    model = HandMade(input=Kind("vector", mean=(0.0, 0.0)), output=Kind("string"))
+    yield from serving(model, texts=["red", "green", "<b>blue</b>"])
+
+
+@pytest.fixture
+def page(browser, address):
+    """A tab at desktop width. Whatever it complains about, or asks of another host, fails the test."""
+    context = browser.new_context(viewport={"width": 1200, "height": 800}, accept_downloads=True)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab = context.new_page()
+    complaints, strangers = [], []
+    tab.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on(
+        "request",
+        lambda asked: None if asked.url.startswith(("http://127.0.0.1", "blob:")) else strangers.append(asked.url),
+    )
+    tab.complaints = complaints
+    yield tab
+    context.close()
+    assert not complaints and not strangers
+
+
+def opened(tab, address, query=""):
+    tab.goto(f"{address}/{query}")
+    tab.wait_for_selector("[data-ready]")
+    return tab
+
+
+def until(tab, condition):
+    """Wait for a JavaScript condition. (The browser's own waiting evaluates text, which the page forbids.)"""
+    for _ in range(250):
+        if tab.evaluate(condition):
+            return
+        tab.wait_for_timeout(20)
+    raise AssertionError(condition)
+
+
+def settled(tab):
+    tab.wait_for_selector("#results:not(.busy)")
+    tab.wait_for_selector(".hit")
+
+
+def outputs(tab):
+    return tab.locator(".hit code").all_inner_texts()
+
+
+def expected(model, text, k, rule):
+    found = model.index().search(model.coefficients([text]), k, rule)
+    return [MOLECULES[i] for i in found.indices[0].tolist()]
+
+
+def test_type_and_see(page, address, model):
+    opened(page, address)
+    assert page.get_by_label("Describe what you are looking for").is_visible()
+    assert page.evaluate("document.activeElement.id") == "query"
+    assert page.locator("#about").inner_text() == f"{len(MOLECULES)} molecules"
+    page.keyboard.type("ethanol")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".hit")
+    assert outputs(page) == expected(model, "ethanol", 10, "cosine")
+    assert page.locator("#status").inner_text().startswith(f"The best 10 of {len(MOLECULES)} molecules, in ")
+    until(page, "[...document.querySelectorAll('.hit img')].slice(0, 4).every(i => i.complete && i.naturalWidth > 0)")
+    first = page.locator(".hit").first
+    assert first.locator(".rank").inner_text() == "1"
+    width = first.locator(".meter").get_attribute("aria-valuenow")
+    assert 0 <= float(width) <= 1 and "score" in first.locator(".score").inner_text()
+    assert page.evaluate("document.querySelector('.meter i').style.width").endswith("%")
+
+
+def test_rule_and_k(page, address, model):
+    opened(page, address, "?q=ethanol")
+    page.wait_for_selector(".hit")
+    page.get_by_role("radio", name="kernel").check()
+    page.wait_for_url("**rule=kernel**")
+    settled(page)
+    assert outputs(page) == expected(model, "ethanol", 10, "kernel")
+    page.get_by_label("Show").fill("3")
+    page.get_by_label("Show").press("Enter")
+    until(page, "document.querySelectorAll('.hit').length === 3")
+    assert outputs(page) == expected(model, "ethanol", 3, "kernel")
+    page.get_by_label("Show").fill("100000")
+    page.get_by_label("Show").press("Enter")
+    until(page, f"document.querySelectorAll('.hit').length === {len(MOLECULES)}")
+    assert page.get_by_label("Show").input_value() == "100"
+
+
+def test_the_address_says_it_all(page, address, model):
+    opened(page, address, "?q=an%20ether%20%26%20more&k=4&rule=projected")
+    page.wait_for_selector(".hit")
+    assert page.get_by_label("Describe").input_value() == "an ether & more"
+    assert outputs(page) == expected(model, "an ether & more", 4, "projected")
+    page.get_by_label("Describe").fill("another")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_url("**q=another**")
+    page.go_back()
+    until(page, "document.getElementById('query').value === 'an ether & more'")
+    settled(page)
+    assert outputs(page) == expected(model, "an ether & more", 4, "projected")
+    page.get_by_role("button", name="Copy link").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link == f"{address}/?q=an+ether+%26+more&k=4&rule=projected"
+
+
+def test_copy_and_download(page, address, model):
+    opened(page, address, "?q=acid&k=12")
+    page.wait_for_selector(".hit")
+    page.get_by_role("button", name="Copy the SMILES of number 2", exact=True).click()
+    page.wait_for_selector(".copy.done")
+    assert page.evaluate("navigator.clipboard.readText()") == outputs(page)[1]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    assert download.value.suggested_filename == "ranked.csv"
+    rows = list(csv.DictReader(io.StringIO(download.value.path().read_bytes().decode())))
+    assert [row["output"] for row in rows] == expected(model, "acid", 12, "cosine")
+    assert {row["input"] for row in rows} == {"acid"} and 'benzene, "pure"' in {row["name"] for row in rows}
+    scores = model.index().search(model.coefficients(["acid"]), 12, "cosine").scores[0].tolist()
+    assert [float(row["score"]) for row in rows] == pytest.approx(scores)
+
+
+def test_with_the_keyboard_alone(page, address):
+    opened(page, address)
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "query" and page.get_by_label("Describe").input_value() == ""
+    page.keyboard.type("a")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("b")
+    assert page.get_by_label("Describe").input_value() == "a\nb" and not page.locator(".hit").count()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".hit")
+    seen = []
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        seen.append(
+            page.evaluate(
+                "document.activeElement.id || document.activeElement.className || document.activeElement.name"
+            )
+        )
+    assert seen == ["go", "rule", "k", "link", "csv", "copy"]
+
+
+def test_states(page, address):
+    opened(page, address)
+    assert page.get_by_text("The best molecules will be drawn here.").is_visible()
+    assert page.locator("#bar").is_hidden() and page.locator("#alert").is_hidden()
+    page.get_by_role("button", name="a ring").click()
+    page.wait_for_selector(".hit")
+    assert page.get_by_label("Describe").input_value() == "a ring"
+    page.get_by_label("Describe").fill("bad")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").wait_for()
+    assert page.get_by_role("alert").inner_text() == "'bad' cannot be read."
+    assert not page.locator(".hit").count() and page.locator("#bar").is_hidden()
+    assert all("422" in complaint for complaint in page.complaints)  # the browser notes a refusal by itself
+    page.complaints.clear()
+    page.get_by_label("Describe").fill("")
+    page.keyboard.press("Enter")
+    page.get_by_text("The best molecules will be drawn here.").wait_for()
+    page.get_by_label("Describe").fill("good again")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".hit")
+    assert page.locator("#alert").is_hidden()
+
+
+def test_while_it_loads(page, address):
+    opened(page, address)
+    held = []
+    page.route("**/predict", lambda route: held.append(route))
+    page.keyboard.type("ethanol")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".ghost")
+    assert page.locator("#results").get_attribute("aria-busy") == "true"
+    held[0].continue_()
+    page.wait_for_selector(".hit")
+    assert page.locator("#results").get_attribute("aria-busy") == "false" and not page.locator(".ghost").count()
+
+
+def test_when_the_server_is_gone(page, address):
+    opened(page, address)
+    page.route("**/predict", lambda route: route.abort())
+    page.keyboard.type("ethanol")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").wait_for()
+    assert "does not answer" in page.get_by_role("alert").inner_text()
+    page.complaints.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone(browser, address, scheme):
+    context = browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, color_scheme=scheme)
+    tab = opened(context.new_page(), address, "?q=a+long+description+that+takes+more+than+one+line+on+a+phone")
+    tab.wait_for_selector(".hit")
+    assert tab.evaluate("document.documentElement.scrollWidth") == 360  # nothing to scroll sideways
+    box = tab.evaluate("(e => [e.scrollHeight, e.clientHeight])(document.getElementById('query'))")
+    assert box[0] <= box[1] + 2  # all of the text is seen
+    assert tab.evaluate("Math.min(...[...document.querySelectorAll('.copy')].map(b => b.offsetHeight))") >= 32
+    assert _contrast(tab, "#status") >= 4.5 and _contrast(tab, ".hit code") >= 4.5
+    context.close()
+
+
+def _contrast(tab, selector):
+    """The ratio of WCAG between a text and what is behind it."""
+    colours = tab.evaluate(
+        """(selector) => {
+          let e = document.querySelector(selector);
+          const ink = getComputedStyle(e).color;
+          while (getComputedStyle(e).backgroundColor === "rgba(0, 0, 0, 0)") e = e.parentElement;
+          return [ink, getComputedStyle(e).backgroundColor].map((c) => c.match(/[\\d.]+/g).slice(0, 3).map(Number));
+        }""",
+        selector,
+    )
+    linear = [
+        [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour] for colour in colours
+    ]
+    light = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear)
+    return (light[1] + 0.05) / (light[0] + 0.05)
+
+
+def test_outputs_that_are_no_molecules(page, words):
+    opened(page, words)
+    assert page.get_by_label("Input numbers (2)").is_visible()
+    page.keyboard.type("0.5, -1")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".hit")
+    assert sorted(outputs(page)) == ["<b>blue</b>", "green", "red"]  # shown as they are, never as HTML
+    assert not page.locator(".hit img").count() and not page.locator(".hit b", has_text="blue").count()
+    page.get_by_label("Input numbers").fill("one")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").wait_for()
+    page.complaints.clear()

@@ -1,0 +1,417 @@
+"""The server: every address, every refusal, and what a stranger may send."""
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from dsokr.errors import InputError
+from serving import DIM, MOLECULES, HandMade, Kind
+
+pytest.importorskip("fastapi", reason="needs the extra serve")
+uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
+httpx = pytest.importorskip("httpx", reason="needs httpx, to ask the server")
+schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis, to try its schema")
+
+from hypothesis import settings  # noqa: E402 # after what may be missing
+
+from dsokr.serve import Limits, create_app, server  # noqa: E402
+from dsokr.serve import app as app_module  # noqa: E402
+from dsokr.serve.batches import Batches, Busy  # noqa: E402
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Client:
+    """Asks an application in this process; its lifespan is entered as a server would."""
+
+    def __init__(self, app):
+        self.app = app
+
+    def __call__(self, method, url, **options):
+        return self.together([(method, url, options)])[0]
+
+    def together(self, requests):
+        async def ask():
+            async with self.app.router.lifespan_context(self.app):
+                transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+                async with httpx.AsyncClient(transport=transport, base_url="http://dsokr") as client:
+                    return await asyncio.gather(*(client.request(m, u, **options) for m, u, options in requests))
+
+        return asyncio.run(ask())
+
+    def predict(self, body, **options):
+        return self(
+            "POST",
+            "/predict",
+            content=body if isinstance(body, str | bytes) else json.dumps(body),
+            headers=JSON,
+            **options,
+        )
+
+
+@pytest.fixture
+def model():
+    return HandMade()
+
+
+@pytest.fixture
+def client(model):
+    return Client(create_app(model, model.index()))
+
+
+def refused(answer, status, *words):
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert set(body) == {"error", "where"} and body["error"].endswith(".") and body["error"].strip()
+    assert all(word in body["error"] for word in words), body
+    return body
+
+
+def test_predict_is_the_search(client, model):
+    index = model.index()
+    answer = client.predict({"inputs": ["ethanol", "water"], "k": 3, "rule": "kernel"}).json()
+    expected = index.search(model.coefficients(["ethanol", "water"]), 3, "kernel")
+    assert answer["rule"] == "kernel" and answer["candidates"] == len(MOLECULES)
+    for result, indices, scores in zip(answer["results"], *(part.tolist() for part in expected), strict=True):
+        assert [hit["index"] for hit in result["hits"]] == indices
+        assert [hit["score"] for hit in result["hits"]] == pytest.approx(scores)
+        assert [hit["output"] for hit in result["hits"]] == [MOLECULES[i] for i in indices]
+        assert [hit["name"] for hit in result["hits"]] == [index.names[i] for i in indices]
+        assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
+        assert all(-1 <= hit["cosine"] <= 1 for hit in result["hits"])
+
+
+def test_defaults_and_coefficients(client, model):
+    z = torch.tensor([[1.0, -2, 3, 0.5]])
+    answer = client.predict({"coefficients": z.tolist()}).json()
+    expected = model.index().search(z, 10, "cosine")
+    assert answer["rule"] == "cosine"
+    assert [hit["index"] for hit in answer["results"][0]["hits"]] == expected.indices[0].tolist()
+    everything = client.predict({"coefficients": z.tolist(), "k": 100}).json()
+    assert len(everything["results"][0]["hits"]) == len(MOLECULES)
+
+
+def test_vectors_as_inputs():
+    model = HandMade(input=Kind("vector", mean=(0.0, 0.0)))
+    client = Client(create_app(model, model.index()))
+    assert len(client.predict({"inputs": [[1, 2.5]], "k": 2}).json()["results"][0]["hits"]) == 2
+    refused(client.predict({"inputs": [[1, 2, 3]]}), 422, "inputs.0 must have at most 2 items")
+    refused(client.predict({"inputs": ["1 2"]}), 422, "inputs.0")
+
+
+def test_pictures_are_paths_on_the_server_and_not_taken():
+    model = HandMade(input=Kind("image"))
+    client = Client(create_app(model, model.index()))
+    refused(client.predict({"inputs": ["/etc/passwd"]}), 422)
+    assert client.predict({"coefficients": [[1.0] * DIM]}).status_code == 200
+    assert client("GET", "/health").json()["input"] == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("{", 400, "not JSON"),
+        (b"\xff\xfe{}", 400, "not JSON"),
+        ("[" * 50_000, 400, "not JSON"),
+        ('{"inputs": [' + "9" * 6000 + "]}", 400, "not JSON"),
+        ("", 422, "missing"),
+        ("null", 422, ""),
+        ([], 422, "JSON object"),
+        ({}, 422, "inputs is missing"),
+        ({"inputs": []}, 422, "inputs must have at least 1 items"),
+        ({"inputs": "text"}, 422, "inputs"),
+        ({"inputs": [1]}, 422, "inputs.0"),
+        ({"inputs": ["  "]}, 422, "inputs.0 is empty"),
+        ({"inputs": [""]}, 422, "inputs.0 is empty"),
+        ({"inputs": ["a", "bad"]}, 422, "Input 1: 'bad' cannot be read."),
+        ('{"inputs": ["\\ud800"]}', 422, "unicode"),
+        ({"inputs": ["a" * 5001]}, 422, "inputs.0 must have at most 5000 characters"),
+        ({"inputs": ["a"] * 65}, 422, "inputs must have at most 64 items"),
+        ({"inputs": ["a"], "k": 0}, 422, "k"),
+        ({"inputs": ["a"], "k": 101}, 422, "k"),
+        ({"inputs": ["a"], "k": 2.5}, 422, "k"),
+        ({"inputs": ["a"], "k": True}, 422, "k"),
+        ({"inputs": ["a"], "k": "3"}, 422, "k"),
+        ({"inputs": ["a"], "rule": "best"}, 422, "rule"),
+        ({"inputs": ["a"], "colour": "red"}, 422, "colour is not known here"),
+        ({"inputs": ["a"], "coefficients": [[1] * DIM]}, 422, "not both"),
+        ({"coefficients": [[1]]}, 422, f"coefficients.0 must have at least {DIM} items. Got 1."),
+        ('{"coefficients": [[NaN, 1, 1, 1]]}', 422, "coefficients.0.0"),
+        ('{"coefficients": [[1e999, 1, 1, 1]]}', 422, "coefficients.0.0"),
+        ({"coefficients": [[1e13, 1, 1, 1]]}, 422, "coefficients.0.0"),
+    ],
+    ids=lambda value: str(value)[:30] if not isinstance(value, int) else "",
+)
+def test_what_is_wrong_is_said_in_a_sentence(client, body, status, words):
+    refused(client.predict(body), status, words)
+
+
+def test_another_content_type(client):
+    refused(client("POST", "/predict", content="inputs=a", headers={"Content-Type": "text/plain"}), 422)
+
+
+def test_the_body_is_refused_before_it_is_read(model):
+    app = create_app(model, model.index(), Limits(body_bytes=1000))
+    read = []
+
+    async def ask(headers, chunks):
+        sent = []
+
+        async def receive():
+            read.append(len(chunks))
+            return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/predict",
+            "raw_path": b"/predict",
+            "query_string": b"",
+            "headers": headers,
+            "scheme": "http",
+            "server": ("dsokr", 80),
+            "client": ("c", 1),
+            "root_path": "",
+            "http_version": "1.1",
+        }
+        async with app.router.lifespan_context(app):
+            await app(scope, receive, send)
+        return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent))
+
+    status, body = asyncio.run(ask([(b"content-length", b"5000000")], [b"x" * 5000000]))
+    assert status == 413 and not read and "at most 1,000 bytes" in body["error"]
+    status, body = asyncio.run(ask([(b"content-type", b"application/json")], [b"x" * 400] * 1000))
+    assert status == 413 and len(read) == 3 and "at most 1,000 bytes" in body["error"]
+
+
+def test_a_body_that_never_comes(model):
+    app = create_app(model, model.index(), Limits(seconds=0.05))
+
+    async def body():
+        yield b"{"
+        await asyncio.sleep(5)
+        yield b"}"
+
+    start = time.monotonic()
+    refused(Client(app)("POST", "/predict", content=body(), headers=JSON), 408, "took too long to arrive")
+    assert time.monotonic() - start < 3
+
+
+def test_an_answer_that_takes_too_long(model, monkeypatch):
+    def slow(inputs):
+        time.sleep(0.4)
+        return torch.ones(len(inputs), DIM)
+
+    monkeypatch.setattr(model, "coefficients", slow)
+    client = Client(create_app(model, model.index(), Limits(seconds=0.1)))
+    refused(client.predict({"inputs": ["a"]}), 504, "took too long")
+
+
+def test_too_many_requests_wait(model, monkeypatch):
+    def slow(inputs):
+        time.sleep(0.3)
+        return torch.ones(len(inputs), DIM)
+
+    monkeypatch.setattr(model, "coefficients", slow)
+    client = Client(create_app(model, model.index(), Limits(waiting=2, rows=1)))
+    body = {"content": json.dumps({"inputs": ["a"]}), "headers": JSON}
+    answers = client.together([("POST", "/predict", body)] * 8)
+    states = [answer.status_code for answer in answers]
+    assert set(states) == {200, 503} and states.count(200) >= 2
+    busy = next(answer for answer in answers if answer.status_code == 503)
+    refused(busy, 503, "Too many requests")
+    assert busy.headers["retry-after"] == "1"
+
+
+def test_requests_at_the_same_time_are_answered_together(model):
+    client = Client(create_app(model, model.index()))
+    asked = [{"inputs": [f"text {i}"], "k": 1 + i % 3, "rule": ("cosine", "kernel")[i % 2]} for i in range(12)]
+    asked[5]["inputs"] = ["fine", "bad"]
+    alone = [client.predict(body) for body in asked]
+    model.asked.clear()
+    together = client.together([("POST", "/predict", {"content": json.dumps(body), "headers": JSON}) for body in asked])
+    for one, other in zip(alone, together, strict=True):
+        assert one.status_code == other.status_code
+        if one.status_code == 200:
+            assert one.json()["results"] == other.json()["results"]
+    refused(together[5], 422, "Input 1: 'bad'")
+    assert max(model.asked) > 2
+
+
+def test_a_bug_is_not_hidden_and_the_next_request_is_answered(model, monkeypatch):
+    good = model.coefficients
+
+    def broken(inputs):
+        if inputs == ["boom"]:
+            raise RuntimeError("boom")
+        return good(inputs)
+
+    monkeypatch.setattr(model, "coefficients", broken)
+    client = Client(create_app(model, model.index()))
+    bodies = [{"content": json.dumps({"inputs": [text]}), "headers": JSON} for text in ("boom", "fine")]
+    refused(client("POST", "/predict", **bodies[0]), 500, "its own log says what")
+    assert client("POST", "/predict", **bodies[1]).status_code == 200
+
+
+def test_what_waits_when_it_is_closed_is_given_up():
+    async def closing():
+        started = threading.Event()
+
+        def answer(asked):
+            started.set()
+            time.sleep(0.2)
+            return asked
+
+        async with Batches(answer, size=1, waiting=2) as batches:
+            tasks = [asyncio.create_task(batches.ask("first", 1, 5))]
+            await asyncio.to_thread(started.wait)
+            tasks += [asyncio.create_task(batches.ask(text, 1, 5)) for text in ("second", "third")]
+            await asyncio.sleep(0)
+            with pytest.raises(Busy):
+                await batches.ask("fourth", 1, 5)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert all(isinstance(result, asyncio.CancelledError) for result in asyncio.run(closing())[1:])
+
+
+def test_health(client):
+    facts = client("GET", "/health").json()
+    assert facts["status"] == "ok" and facts["candidates"] == len(MOLECULES) and facts["coefficients"] == DIM
+    assert facts["rules"] == ["kernel", "projected", "cosine"] and facts["limits"]["k"] == 100
+
+
+def test_drawing(client):
+    pytest.importorskip("rdkit", reason="needs the extra chem")
+    picture = client("GET", "/drawing", params={"smiles": "CCO"})
+    assert picture.status_code == 200 and picture.headers["content-type"] == "image/svg+xml"
+    assert "<svg" in picture.text and "max-age" in picture.headers["cache-control"]
+    refused(client("GET", "/drawing", params={"smiles": "C1CC"}), 422, "Could not parse 'C1CC' as a molecule")
+    refused(client("GET", "/drawing", params={"smiles": ""}), 422)
+    refused(client("GET", "/drawing"), 422, "smiles is missing")
+    refused(client("GET", "/drawing", params={"smiles": "C" * 1001}), 422, "at most 1000")
+
+
+def test_drawing_without_rdkit(model, monkeypatch):
+    monkeypatch.setattr(app_module, "_draw", lambda: None)
+    client = Client(create_app(model, model.index()))
+    refused(client("GET", "/drawing", params={"smiles": "CCO"}), 404, 'pip install "dsokr[chem]"')
+    assert client("GET", "/health").json()["drawing"] is False
+
+
+def test_other_addresses_and_methods(client):
+    refused(client("GET", "/nowhere"), 404, "nothing here")
+    wrong = client("GET", "/predict")
+    refused(wrong, 405, "does not take that method")
+    assert wrong.headers["allow"] == "POST"
+    for gone in ("/docs", "/redoc"):
+        refused(client("GET", gone), 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript"), ("/icon.svg", "image/svg+xml")],
+)
+def test_the_page_asks_no_other_host(client, path, kind):
+    served = client("GET", path)
+    assert served.status_code == 200 and served.headers["content-type"].startswith(kind)
+    assert "default-src 'none'" in served.headers["content-security-policy"]
+    text = served.text.replace("http://www.w3.org/2000/svg", "")  # the name of a language, not an address
+    assert "://" not in text and 'src="//' not in text
+
+
+def test_limits_are_checked():
+    with pytest.raises(InputError, match="Limits.k must be above 0"):
+        Limits(k=0)
+
+
+def any_text_is_good() -> HandMade:
+    model = HandMade()
+    model.coefficients = lambda inputs: torch.ones(len(inputs), DIM)
+    return model
+
+
+schema = schemathesis.openapi.from_asgi(
+    "/openapi.json", create_app(any_text_is_good(), HandMade().index(), Limits(text=40, inputs=3))
+)
+
+
+@schema.exclude(path="/drawing").parametrize()
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+def test_the_schema_is_kept(case):
+    """What fits the schema is answered, what does not is refused, and all answers are as the schema says."""
+    case.call_and_validate()
+
+
+@schema.include(path="/drawing").parametrize()
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+def test_any_text_as_a_drawing(case):
+    """Most texts are no molecules: they are refused, as the schema says."""
+    case.call_and_validate(excluded_checks=[schemathesis.checks.positive_data_acceptance])
+
+
+@contextmanager
+def running(app):
+    """A real server on a port of this machine."""
+    listening = server._bound("127.0.0.1", 0)
+    config = uvicorn.Config(app, log_level="critical", access_log=False)
+    real = uvicorn.Server(config)
+    thread = threading.Thread(target=real.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        for _ in range(200):
+            if real.started:
+                break
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", real
+    finally:
+        real.should_exit = True
+        thread.join(10)
+        listening.close()
+
+
+def test_over_a_socket(model):
+    with running(create_app(model, model.index(), Limits(body_bytes=2000))) as (address, _):
+        assert httpx.get(f"{address}/health").json()["status"] == "ok"
+        refused(httpx.post(f"{address}/predict", content=b"x" * 3000, headers=JSON), 413)
+
+        def chunks():
+            for _ in range(10):
+                yield b"x" * 1000
+
+        refused(httpx.post(f"{address}/predict", content=chunks(), headers=JSON), 413)
+        assert httpx.post(f"{address}/predict", json={"inputs": ["a"]}).status_code == 200
+
+
+def test_requests_under_way_are_answered_before_it_stops(model, monkeypatch):
+    def slow(inputs):
+        time.sleep(0.5)
+        return torch.ones(len(inputs), DIM)
+
+    monkeypatch.setattr(model, "coefficients", slow)
+    answers = []
+    with running(create_app(model, model.index())) as (address, real):
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{address}/predict", json={"inputs": ["a"]}))
+        )
+        asking.start()
+        time.sleep(0.2)
+        real.should_exit = True
+        asking.join(10)
+    assert answers[0].status_code == 200
+
+
+def test_a_port_in_use_is_said():
+    taken = server._bound("127.0.0.1", 0)
+    taken.listen()
+    port = taken.getsockname()[1]
+    with pytest.raises(InputError, match=f"Cannot listen at 127.0.0.1, port {port}: .* Choose others with --host"):
+        server.run(None, "127.0.0.1", port, print)
+    taken.close()
