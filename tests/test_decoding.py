@@ -136,3 +136,16 @@ def test_distinct_looks_inside(ys, expected):
 def test_refuses_coefficients(z, message, basis):
     with pytest.raises(InputError, match=message):
         Candidates("kernel").decode(basis, z, EmbeddedOutputs(basis, vectors(5)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_scanning_and_sorting_find_the_same(rule):
+    generator = torch.Generator().manual_seed(0)
+    ys = torch.randn(500, 3, generator=generator).round(decimals=1)  # coarse, so that some are equal
+    basis = sketch_basis(kernels.Gaussian(0.3), ys, sketches.SubSample(40), generator=generator)
+    known = EmbeddedOutputs(basis, torch.cat([ys, ys[:100]]))
+    z = torch.cat([basis.embed(ys[:30]), torch.randn(30, basis.dim, generator=generator, dtype=torch.float64)])
+    for k in (1, 10, 600):
+        scanned, sorted_ = known.top(z, k, rule), known._top_by_sorting(z, k, rule)
+        assert torch.equal(scanned.indices, sorted_.indices)
+        assert torch.allclose(scanned.scores, sorted_.scores)

@@ -13,7 +13,7 @@ import torch
 from dsokr import Training, kernels, networks, sketch_basis, sketches
 from dsokr.basis import RULES
 from dsokr.cli import app
-from dsokr.decoders import Candidates, EmbeddedOutputs
+from dsokr.decoders import Candidates, EmbeddedOutputs, scan
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.index import Block, BuildOptions, CandidateIndex, build, exact, files, fingerprint, neighbors
 from dsokr.index.build import sample_queries
@@ -97,8 +97,8 @@ def test_the_size_of_blocks_changes_nothing(index, queries, rule, monkeypatch):
     expected = index.search(queries, 25, rule)
     for block, rows, pairs in ((7, 3, 5), (100, 64, 16), (2999, 1, 65536)):
         monkeypatch.setattr(exact, "NUMBERS", block * P)
-        monkeypatch.setattr(exact, "QUERY_BLOCK", rows)
-        monkeypatch.setattr(exact, "PAIRS", pairs)
+        monkeypatch.setattr(scan, "QUERIES", rows)
+        monkeypatch.setattr(scan, "PAIRS", pairs)
         found = index.search(queries, 25, rule)
         assert torch.equal(found.indices, expected.indices)
         torch.testing.assert_close(found.scores, expected.scores, rtol=1e-12, atol=1e-12)

@@ -180,9 +180,7 @@ def unpack_outputs(form: dict[str, Any], prefix: str, tensors: Tensors) -> Outpu
             views = (unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(form["views"]))
             return list(zip(*views, strict=True))
         case "view batch":
-            return ViewBatch(
-                *(unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(form["views"]))
-            )
+            return ViewBatch(*(unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(form["views"])))
         case "list of rows":
             return list(unpack_outputs(form["rows"], prefix, tensors))
         case "json":

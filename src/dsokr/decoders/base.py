@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dsokr.basis import Rule, SketchedBasis, embedded_scores
-from dsokr.decoders.embedded import EmbeddedOutputs, Ranking
+from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.decoders.scan import Ranking
 from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, chosen, distinct, take
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dsokr.basis import BLOCK, Rule, SketchedBasis, embedded_scores
+from dsokr.decoders.scan import Ranking, Scan
 from dsokr.metrics import ranks
 from dsokr.outputs import Outputs, as_outputs, blocks, count
 
 QUERY_BLOCK = 1024  # rows of coefficients scored at once against a block of outputs
-
-
-class Ranking(NamedTuple):
-    """The k best candidates for every input, best first."""
-
-    indices: Tensor  # (n, k)
-    scores: Tensor  # (n, k)
 
 
 class EmbeddedOutputs:
@@ -63,6 +56,15 @@ class EmbeddedOutputs:
         """The k best outputs for every row of z, exactly; of equal ones the first. Memory O(n · k) and a block."""
         k = min(k, len(self))
         z = self.basis.checked(z)
+        if z.device.type == "cpu":
+            scan = Scan(z, k, rule)
+            for _, embedding, diag in self.blocks():
+                scan.add(embedding, diag.numpy(), torch.linalg.vector_norm(embedding, dim=1).numpy())
+            return scan.ranking()
+        return self._top_by_sorting(z, k, rule)
+
+    def _top_by_sorting(self, z: Tensor, k: int, rule: Rule) -> Ranking:
+        """All in double precision, which a GPU is good at, with a small sort for every block."""
         # ‖z‖² is in all projected scores of a row; near a score of zero it would hide which ones are equal
         constant = torch.linalg.vecdot(z, z)[:, None] * (rule == "projected")
         best = torch.full((len(z), k), -torch.inf, dtype=z.dtype, device=z.device)

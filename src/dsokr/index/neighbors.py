@@ -24,8 +24,9 @@ from torch import Tensor
 
 from dsokr.basis import Rule
 from dsokr.decoders import Ranking
+from dsokr.decoders.scan import affine, constant
 from dsokr.errors import InputError, MissingExtraError
-from dsokr.index.exact import affine, constant, products
+from dsokr.index.exact import products
 from dsokr.index.files import Arrays
 
 KINDS = ("flat", "hnsw", "ivfpq")

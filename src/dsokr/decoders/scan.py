@@ -1,0 +1,126 @@
+"""The best of many candidates, exactly: all are scored, block by block, and only the few that may be best are sorted.
+
+All decoding rules have one form, score(z, y) = factor(y) · ⟨z, ψ̃(y)⟩ + offset(y), up to a constant in y:
+
+    "kernel"     2⟨z, ψ̃⟩ − k(y, y)                 factor 2,        offset −k(y, y)
+    "projected"  2⟨z, ψ̃⟩ − ‖ψ̃‖² (and − ‖z‖²)       factor 2,        offset −‖ψ̃‖²
+    "cosine"     ⟨z, ψ̃⟩ / ‖ψ̃‖                      factor 1 / ‖ψ̃‖, offset 0
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsokr.basis import Rule
+
+QUERIES = 1024  # rows of coefficients scored at once against a block of candidates
+PAIRS = 16384  # pairs scored at once in double precision
+
+
+class Ranking(NamedTuple):
+    """The k best candidates for every input, best first."""
+
+    indices: Tensor  # (n, k)
+    scores: Tensor  # (n, k)
+
+
+def affine(rule: Rule, diag: np.ndarray, norm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (n,), (n,)
+    """factor(y) and offset(y) of the rule."""
+    if rule == "cosine":
+        return 1 / np.where(norm == 0, 1.0, norm), np.zeros_like(norm)
+    return np.full_like(norm, 2.0), -diag if rule == "kernel" else -np.square(norm)
+
+
+def constant(rule: Rule, z: Tensor) -> Tensor:  # (q,)
+    """What all scores of a row have in common: only the projected rule has it, and it is added last."""
+    return -torch.linalg.vecdot(z, z) * (rule == "projected")
+
+
+class Scan:
+    """For every row of z (float64, on the CPU) the k best of the candidates that were added; of equal ones the first.
+
+    Scores that agree in single precision are equal: the last bits of a sum depend on the order of its terms, and two
+    copies of one output would differ. Candidates are scanned in single precision; whichever comes within its rounding
+    error of the best k is scored in double. Memory O(q · k) and a block.
+    """
+
+    def __init__(self, z: Tensor, k: int, rule: Rule):
+        self.z, self.rule = z, rule
+        self.parts = [_Rows(rows, k, rule) for rows in z.split(QUERIES) if len(rows)]
+        self.seen, self.k = 0, k
+
+    def add(self, rows: Tensor, diag: np.ndarray, norm: np.ndarray) -> None:
+        """The next candidates: ψ̃(y) of any precision, k(y, y) and ‖ψ̃(y)‖."""
+        factor, offset = (torch.from_numpy(part) for part in affine(self.rule, diag, norm))
+        single = rows.float()
+        for part in self.parts:
+            part.add(self.seen, rows, single, factor, offset, float((factor * torch.from_numpy(norm)).max()))
+        self.seen += len(rows)
+
+    def ranking(self) -> Ranking:
+        if not self.parts:
+            return Ranking(torch.empty(0, self.k, dtype=torch.long), torch.empty(0, self.k, dtype=torch.float64))
+        return Ranking(*(torch.cat(found) for found in zip(*(part.ranking() for part in self.parts), strict=True)))
+
+
+class _Rows:
+    """A scan for a few rows of coefficients."""
+
+    def __init__(self, z: Tensor, k: int, rule: Rule):
+        self.z, self.single, self.k, self.rule = z, z.float(), k, rule
+        self.lengths = torch.linalg.vector_norm(z, dim=1)
+        self.best = _Best(len(z), k)
+
+    def add(self, start: int, rows: Tensor, single: Tensor, factor: Tensor, offset: Tensor, longest: float) -> None:
+        scores = (self.single @ single.T).mul_(factor.float()).add_(offset.float())
+        error = self._rounding(longest, offset)
+        if start < self.k:  # not yet full: what is not among the best k of its block is not among the best k
+            floor = scores.topk(min(self.k, len(rows)), dim=1).values[:, -1].double() - 2 * error
+        else:
+            floor = self.best.scores[:, -1] - error
+        floor = floor.float().nextafter(torch.tensor(-torch.inf))
+        above = (scores.amax(dim=1) >= floor).nonzero()[:, 0]
+        if not len(above):
+            return
+        query, candidate = (scores[above] >= floor[above, None]).nonzero(as_tuple=True)
+        query = above[query]
+        exact = paired(self.z, rows, query, candidate).mul_(factor[candidate]).add_(offset[candidate])
+        self.best.merge(query, candidate + start, exact)
+
+    def _rounding(self, longest: float, offset: Tensor) -> Tensor:  # (q,)
+        """A bound on the error of single-precision scores: p products, their sum, the factor and the offset."""
+        unit, p = torch.finfo(torch.float32).eps, self.z.shape[1]
+        error = unit * ((p + 8) * self.lengths * longest + 4 * offset.abs().max())
+        return error + torch.finfo(torch.float32).tiny
+
+    def ranking(self) -> Ranking:
+        return Ranking(self.best.indices, self.best.scores + constant(self.rule, self.z)[:, None])
+
+
+def paired(z: Tensor, rows: Tensor, query: Tensor, candidate: Tensor) -> Tensor:  # (h,)
+    """⟨z_q, ψ̃_c⟩ in double precision, pair by pair."""
+    parts = zip(query.split(PAIRS), candidate.split(PAIRS), strict=True)
+    return torch.cat([torch.linalg.vecdot(z[q], rows[c].double()) for q, c in parts])
+
+
+class _Best:
+    """The best k so far of every query, best first; of those equal in single precision the first."""
+
+    def __init__(self, queries: int, k: int):
+        self.indices = torch.full((queries, k), -1, dtype=torch.long)
+        self.scores = torch.full((queries, k), -torch.inf, dtype=torch.float64)
+
+    def merge(self, query: Tensor, index: Tensor, score: Tensor) -> None:
+        touched, place = query.unique(return_inverse=True)
+        k = self.scores.shape[1]
+        owner = torch.cat([torch.arange(len(touched)).repeat_interleave(k), place]).numpy()
+        index = torch.cat([self.indices[touched].reshape(-1), index])
+        score = torch.cat([self.scores[touched].reshape(-1), score])
+        order = np.lexsort((index.numpy(), -score.numpy().astype(np.float32), owner))
+        starts = np.searchsorted(owner[order], np.arange(len(touched)))
+        keep = torch.from_numpy(order[starts[:, None] + np.arange(k)])
+        self.indices[touched], self.scores[touched] = index[keep], score[keep]
