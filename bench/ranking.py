@@ -2,8 +2,8 @@
 
     python bench/ranking.py
 
-Coordinates are random. The goal, with p = 100 as in the paper, is two seconds on two cores. The peer sorts all scores of
-a text, as public code of the field does.
+Coordinates are random. The goal, with p = 100 as in the paper, is two seconds on two cores. The peer sorts all scores
+of a text, as public code of the field does.
 """
 
 import time
@@ -34,9 +34,8 @@ def main() -> None:
             peer = 10 * (time.perf_counter() - start)
             assert (order[:, :10] == ranking.indices[some]).double().mean() > 0.999
             goal = f", goal {GOAL:g} s" if p == 100 else ""
-            print(
-                f"p = {p}, {rule}: {ours:.2f} s{goal}; sorting all would take {peer:.0f} s, {peer / ours:.0f} times as long"
-            )
+            ratio = f"sorting all takes {peer:.0f} s, {peer / ours:.1f} times that"
+            print(f"p = {p}, {rule}: {ours:.2f} s{goal}; {ratio}")
     print(f"{torch.get_num_threads()} threads")
 
 

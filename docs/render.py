@@ -149,6 +149,12 @@ paths and bare path lengths does best, and was chosen.
 """
 
 
+ROUNDED = "0bf80f7"  # scores of models recorded at that commit are products of numbers with 10 bits
+ROUNDED_NOTE = """
+Some rows were recorded with scores of reduced precision (products of numbers with 10 bits, on the GPU); where both are
+known, the reciprocal rank differs from that in double precision by at most 0.003."""
+
+
 def chebi20_page(folder: Path) -> str:
     """Text to molecule: the tables, the figure and what they say, from the rows."""
     rows = chebi20_report.table(folder)
@@ -173,6 +179,8 @@ def chebi20_page(folder: Path) -> str:
     cosine = curves["cosine", "SubSample"]
     rich = curves["tanimoto + tanimoto without chirality", "SubSample"]
     largest = max(rich)
+    early = any(row["commit"] == ROUNDED for row in models)
+    rounded = ROUNDED_NOTE if early else ""
     return f"""# Text to molecule: ChEBI-20
 
 `dsokr reproduce chebi20 --data-dir FOLDER`. Made by `docs/render.py` from `results/chebi20/*.jsonl`. 26,408 / 3,301 /
@@ -187,7 +195,7 @@ encoder's learning rate chosen from {len({row["rate"] for row in trials})} on va
 decoding rule and the epoch by the mean reciprocal rank on validation. Of {ours["seeds"]} seeds the best on validation
 is shown, as in the paper, and the mean beside. A model takes {ours["seconds"]:.0f} s on one {models[-1]["hardware"]}
 that trains three at a time. Of an ensemble, what to combine (ranks, scores, standardised scores, their mean or their
-maximum) is chosen on validation.
+maximum) is chosen on validation.{rounded}
 
 **What makes the difference.** Two things, both in the output space. A kernel that tells molecules apart: Mol2vec is
 equal for many of them, Morgan counts with chirality for few (see below). And a loss that ranks: `losses.Ranked` adds
@@ -204,8 +212,8 @@ AMAN is not run: its description leaves the networks and the adversarial trainin
 
 ## Ties
 
-Candidates with the same representation have the same score. A tie counts as half everywhere above; Hits@1 if ties are
-always lost, so, and always won:
+Candidates with the same representation have the same score. A tie counts as half a rank everywhere above, so that a
+tied first place is no hit. Hits@1 if ties are always lost, so, and always won (towers on Mol2vec lose most by ties):
 
 | method | encoder | pessimistic | as above | optimistic |
 |---|---|---|---|---|

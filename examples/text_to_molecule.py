@@ -1,7 +1,7 @@
 """From a description in words to its molecule, among candidates: a minute on a CPU, with texts made on the spot.
 
 Run it with `python examples/text_to_molecule.py`; a number after it is how many texts to train on.
-With a pretrained encoder in a folder, put ``networks.TextEncoder("folder", rate=0.1)`` in place of ``networks.WordBag()``.
+With a pretrained encoder in a folder, put ``networks.TextEncoder("folder", rate=0.1)`` in place of the ``WordBag``.
 """
 
 import sys

@@ -54,7 +54,7 @@ class Kemeny(RankingKernel):
 
 @dataclass(frozen=True)
 class Hamming(RankingKernel):
-    """#{i : σ(i) = σ'(i)}. ‖e(σ) − e(σ')‖² is twice the number of items whose positions differ. Full rankings only.
+    """|{i : σ(i) = σ'(i)}|. ‖e(σ) − e(σ')‖² is twice the number of items whose positions differ. Full rankings only.
 
     >>> Hamming()([(0, 1, 2)], [(0, 1, 2), (0, 2, 1), (1, 2, 0)])
     tensor([[3., 1., 0.]], dtype=torch.float64)
