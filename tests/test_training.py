@@ -259,7 +259,7 @@ def test_networks():
         ({"precision": "64-true"}, "precision must be one of"),
         ({"schedule": "cosine"}, "schedule must be one of"),
         ({"validation_fraction": 1.0}, "validation_fraction must be in"),
-        ({"monitor": "accuracy"}, "monitor must be 'loss' or a function"),
+        ({"monitor": "accuracy"}, "monitor must be 'loss', 'mrr' or a function"),
     ],
 )
 def test_refuses(options, message):
