@@ -524,7 +524,7 @@ def test_ctrl_c_and_the_same_command_again(dsokr, folder, tmp_path):
     dsokr(*train, "--out", tmp_path / "alone")
     resumed, alone = (Predictor.load(tmp_path / name, "cpu") for name in ("model", "alone"))
     assert len(resumed.model.history_.rows) == 6
-    assert torch.equal(resumed.coefficients(["1 2 3"]), alone.coefficients(["1 2 3"]))
+    torch.testing.assert_close(resumed.coefficients(["1 2 3"]), alone.coefficients(["1 2 3"]))  # sums of two threads
 
 
 def test_an_interrupted_training_can_be_given_up(dsokr, folder, tmp_path):

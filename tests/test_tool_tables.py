@@ -228,3 +228,10 @@ def test_skipped_rows_are_listed_beside_the_output(tmp_path):
     (tmp_path / "skipped.csv").write_text("somebody's own\n")
     tables.write_skipped(Problems(), tmp_path)
     assert (tmp_path / "skipped.csv").exists()
+
+
+def test_an_empty_cell_in_quotes_is_no_blank_line(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text('text\nan ester\n\n""\nan acid\n')
+    rows = list(tables.table(path).records(["text"], Problems.of("skip")))
+    assert [cells for _, cells in rows] == [["an ester"], [""], ["an acid"]]

@@ -110,7 +110,7 @@ FORMS = {"morgan": "counts", "tanimoto": "bits"}  # of molecules; other kernels 
 
 def _encoder(folder: str) -> NetworkFactory:
     """A folder is named in full: a saved model looks for it again, from wherever it is asked."""
-    return networks.TextEncoder(str(Path(folder).resolve()) if Path(folder).is_dir() else folder)
+    return networks.TextEncoder(str(Path(folder).resolve()) if Path(folder).is_dir() else folder, rate=0.1)
 
 
 NETWORKS: Mapping[str, Mapping[str, Choice]] = {
@@ -296,7 +296,9 @@ def training(kind: Kind, network_name: str, n: int) -> Training:
     if network_name == "words":
         return replace(plain, learning_rate=3e-3)
     if network_name == "encoder":
-        return replace(plain, epochs=20, batch_size=min(32, batch_size), learning_rate=3e-5, optimizer="adamw")
+        fine = {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "linear", "gradient_clip": 1.0}
+        warmup = min(200, -(-n // batch_size))
+        return replace(plain, epochs=20, batch_size=batch_size, learning_rate=1e-3, warmup_steps=warmup, **fine)  # type: ignore[arg-type]
     return plain
 
 

@@ -136,7 +136,7 @@ class Separated(Table):
                 reason = _fault(cells, header)
                 if reason:
                     problems.add(self.path, number, self.where(number), "", reason)
-                elif any(cell.strip() for cell in cells):
+                elif any(cell.strip() for cell in cells) or len(cells) == len(header) == 1:  # "" is no blank line
                     yield number, [cells[place] for place in places]
 
 
