@@ -8,7 +8,7 @@ from dsokr.experiments.label_ranking import table
 from dsokr.experiments.results import Row
 from dsokr.plotting import pyplot
 
-GOALS = {  # about the best published values of Kendall's τ; none was measured here
+GOALS = {  # goal values of Kendall's τ; none was measured here
     "authorship": 0.94,
     "glass": 0.90,
     "iris": 0.97,
@@ -64,7 +64,7 @@ def markdown(rows: list[Row]) -> str:
     best = {dataset: max(row["taus"][dataset][0] for row in rows if dataset in row["taus"]) for dataset in names}
     lines = [f"| {' | '.join(header(rows))} |", "|" + "---|" * (1 + len(names))]
     lines.append(
-        f"| about the best published | {' | '.join(f'{GOALS[d]:.2f}' if d in GOALS else '–' for d in names)} |"
+        f"| goal | {' | '.join(f'{GOALS[d]:.2f}' if d in GOALS else '–' for d in names)} |"
     )
     for row in rows:
         model, *values = cells(row, names)
