@@ -37,7 +37,7 @@ def test_the_table_of_rankings_has_a_column_for_every_data_set(tmp_path):
     wide = label_ranking_report.wide(folder)
     assert label_ranking_report.header(wide) == ["method, kernel", "glass", "wine", "mine"]
     lines = label_ranking_report.markdown(wide).splitlines()
-    assert lines[2] == "| about the best published | 0.90 | 0.95 | – |"
+    assert lines[2] == "| goal | 0.90 | 0.95 | – |"
     assert lines[3] == "| consensus ranking, Kemeny | – | 0.300 ± 0.141 | – |"
     assert lines[4] == "| DSOKR, Kemeny | **0.800 ± 0.000** | **0.950 ± 0.071** | – |"
     assert lines[5] == "| DSOKR, Kemeny, training rankings only | – | – | **0.600 ± 0.141** |"
