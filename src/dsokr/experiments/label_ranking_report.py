@@ -63,9 +63,7 @@ def markdown(rows: list[Row]) -> str:
     names = datasets(rows)
     best = {dataset: max(row["taus"][dataset][0] for row in rows if dataset in row["taus"]) for dataset in names}
     lines = [f"| {' | '.join(header(rows))} |", "|" + "---|" * (1 + len(names))]
-    lines.append(
-        f"| goal | {' | '.join(f'{GOALS[d]:.2f}' if d in GOALS else '–' for d in names)} |"
-    )
+    lines.append(f"| goal | {' | '.join(f'{GOALS[d]:.2f}' if d in GOALS else '–' for d in names)} |")
     for row in rows:
         model, *values = cells(row, names)
         for i, dataset in enumerate(names):
