@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,15 @@ def test_code_runs(page: Path, tmp_path, monkeypatch):
 def test_links_lead_somewhere(page: Path):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    assert "WeisfeilerLehman" in reference and "Parameters" in reference
 
 
 def test_pages_with_numbers_are_rendered_from_the_results():
