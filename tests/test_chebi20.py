@@ -23,6 +23,7 @@ from dsokr.data import chebi20 as loader  # noqa: E402
 from dsokr.data.chebi20 import arrays_of, molecules_of  # noqa: E402
 from dsokr.data.descriptions import described_molecules  # noqa: E402
 from dsokr.experiments import chebi20 as experiment  # noqa: E402
+from dsokr.experiments import chebi20_report  # noqa: E402
 
 SMILES = ["CCO", "OCC", "C[C@H](N)C(=O)O", "C[C@@H](N)C(=O)O", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O"]
 
@@ -226,7 +227,7 @@ def test_the_experiment_runs_and_is_not_run_twice(tmp_path):
     study = replace(
         experiment.QUICK,
         methods=(experiment.QUICK.methods[0], experiment.QUICK.methods[3]),
-        ensembles={"ours, ensemble, both kernels": ("ours, cosine + tanimoto",)},
+        ensembles={"ours, ensemble, cosine + tanimoto": ("ours, cosine + tanimoto",)},
         n_train=120,
     )
     said: list[str] = []
@@ -239,6 +240,8 @@ def test_the_experiment_runs_and_is_not_run_twice(tmp_path):
         assert row["encoder"] == "bag of words" and row["training_texts"] == "generated"
     (ensemble,) = (json.loads(line) for line in (tmp_path / "ensembles.jsonl").read_text().splitlines())
     assert ensemble["chosen"]["combine"] in ("mean rank", "mean score", "max score")
+    table = {row["name"]: row for row in chebi20_report.table(tmp_path)}
+    assert table["ours, ensemble, cosine + tanimoto"]["models"] == 2 and table["regression"]["seeds"] == 2
     before = {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
     experiment.run(study, tmp_path, None, torch.device("cpu"), said.append)
     assert before == {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}

@@ -338,7 +338,7 @@ class Study:
 
 
 FULL = Study()
-REDUCED = Study(  # an hour or so on two cores, without an encoder
+REDUCED = Study(  # for two cores, without an encoder
     encoder=WORDS,
     methods=(
         regression(),
@@ -361,7 +361,7 @@ QUICK = Study(
         dsokr("DSOKR, SubSample", "cosine", sketches.SubSample(20)),
         dsokr("ours, cosine + tanimoto", "cosine + tanimoto", sketches.SubSample(40), RANKED),
     ),
-    ensembles={"CMAM ensemble, MLP": ("CMAM, MLP",), "ours, ensemble, both kernels": ("ours, cosine + tanimoto",)},
+    ensembles={"CMAM ensemble, MLP": ("CMAM, MLP",), "ours, ensemble, cosine + tanimoto": ("ours, cosine + tanimoto",)},
     seeds=(0, 1),
     rates=(0.1,),
     trial_epochs=1,
@@ -385,9 +385,9 @@ def run(study: Study, folder: Path, data: Path | None, device: torch.device, say
         for seed in study.seeds:
             train_and_test(study, method, task, seed, folder, say)
     for seed in study.seeds:
-        test_sisokr(study, task, seed, folder, say)
+        measure_sisokr(study, task, seed, folder, say)
     for name, methods in study.ensembles.items():
-        test_ensemble(study, name, methods, task, folder, say)
+        measure_ensemble(study, name, methods, task, folder, say)
 
 
 def prepared_task(study: Study, data: Path | None, device: torch.device) -> Task:
@@ -512,7 +512,7 @@ def train_and_test(study: Study, method: Method, task: Task, seed: int, folder: 
     say(_told(f"{method.name}, seed {seed}", metrics, seconds["training"]))
 
 
-def test_sisokr(study: Study, task: Task, seed: int, folder: Path, say: Say) -> None:
+def measure_sisokr(study: Study, task: Task, seed: int, folder: Path, say: Say) -> None:
     """The closed form on frozen vectors."""
     results = Results(folder / "models.jsonl")
     row = _asked(task) | {"method": "SISOKR", "kernel": "cosine", "seed": seed}
@@ -527,7 +527,7 @@ def test_sisokr(study: Study, task: Task, seed: int, folder: Path, say: Say) -> 
     say(_told(f"SISOKR, seed {seed}", metrics, seconds["training"]))
 
 
-def test_ensemble(study: Study, name: str, methods: Sequence[str], task: Task, folder: Path, say: Say) -> None:
+def measure_ensemble(study: Study, name: str, methods: Sequence[str], task: Task, folder: Path, say: Say) -> None:
     """Kept models together, combined in the way that does best on validation."""
     results = Results(folder / "ensembles.jsonl")
     row = _asked(task) | {"method": name, "members": list(methods), "seeds": list(study.seeds)}

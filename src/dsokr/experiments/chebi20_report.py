@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from dsokr.experiments.chebi20 import ENSEMBLES, PAPERS_KERNELS
-from dsokr.experiments.results import Row, read_rows
+from dsokr.experiments.results import Row, markdown_table, read_rows
 from dsokr.plotting import pyplot
 
 SINGLES = (  # in the table's order
@@ -50,10 +50,10 @@ def table(folder: Path) -> list[Row]:
                 means = {f"mean_{key}": mean(row["metrics"][key] for row in rows) for key in SHOWN}
                 told = {"name": name, "encoder": encoder, "models": 1, "seeds": len(rows), "epochs": best.get("epochs")}
                 made.append(told | {"seconds": mean(row["seconds"]["training"] for row in rows)} | means | _shown(best))
-        for name, members in ENSEMBLES.items():
+        for name in ENSEMBLES:
             for row in ensembles:
                 if row["method"] == name and row["encoder"] == encoder:
-                    size = len(members) * len(row["seeds"])
+                    size = len(row["members"]) * len(row["seeds"])
                     made.append({"name": name, "encoder": encoder, "models": size} | _shown(row))
     return [*PAPER, *made]
 
@@ -77,8 +77,7 @@ def cells(row: Row) -> list[str]:
 
 def markdown(rows: list[Row]) -> str:
     """The table for a page."""
-    lines = [f"| {' | '.join(HEADER)} |", "|" + "---|" * len(HEADER)]
-    return "\n".join(lines + [f"| {' | '.join(cells(row))} |" for row in rows])
+    return markdown_table(HEADER, map(cells, rows))
 
 
 def perfect_h(folder: Path) -> dict[tuple[str, str], dict[int, Row]]:

@@ -82,9 +82,8 @@ def smi2mol_study(asked: Asked) -> Reproduced:
     study = asked.study({"full": smi2mol.FULL, "reduced": smi2mol.REDUCED, "quick": smi2mol.QUICK})
     smi2mol.run(study, folder, asked.data, asked.device, asked.say)
     rows = smi2mol_report.table(folder)
-    header = ["method", "training molecules", "splits", "GED without edge labels", "GED with edge labels", "exact"]
     figure = smi2mol_report.figure(folder, asked.figure or folder / "figure.png")
-    return Reproduced(rows, header, [smi2mol_report.cells(row) for row in rows], figure)
+    return Reproduced(rows, smi2mol_report.HEADER, [smi2mol_report.cells(row) for row in rows], figure)
 
 
 def chebi20_study(asked: Asked) -> Reproduced:

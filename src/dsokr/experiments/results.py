@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,18 @@ def read_rows(path: Path) -> list[Row]:
                 raise InputError(f"{path}, line {number}, is not JSON: {error}.") from error
             path.write_text("".join(lines[:-1]), encoding="utf-8")
     return rows
+
+
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table for a page.
+
+    >>> print(markdown_table(["a", "b"], [["1", "2"]]))
+    | a | b |
+    |---|---|
+    | 1 | 2 |
+    """
+    head = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    return "\n".join(head + [f"| {' | '.join(cells)} |" for cells in lines])
 
 
 def hardware() -> str:

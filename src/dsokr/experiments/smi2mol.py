@@ -263,7 +263,7 @@ def compare_kernels(study: Study, split: SMI2Mol, folder: Path, device: torch.de
 def find_floor(study: Study, split: SMI2Mol, number: int, folder: Path, device: torch.device, say: Say) -> None:
     """How near the best training molecule is: the floor of any list of candidates, or very little above it.
 
-    The edit distance to all of them would take days; it is computed to those that are nearest by the kernel.
+    The edit distance to all of them would take hours a split; it is computed to those that are nearest by the kernel.
     """
     row = _asked(split, number) | {"method": "floor", "kernel": OURS.kernel, "nearest": study.nearest}
 

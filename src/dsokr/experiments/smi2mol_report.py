@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from dsokr.experiments.results import Row, read_rows
+from dsokr.experiments.results import Row, markdown_table, read_rows
 from dsokr.experiments.smi2mol import PAPERS_KERNELS
 from dsokr.metrics import edit_distance
 from dsokr.plotting import pyplot
@@ -30,6 +30,7 @@ PAPER: tuple[Row, ...] = (  # Table 1 as printed there
     {"name": "Sketched ILE-FGW (paper)", "ged": (2.998, 0.253)},
     {"name": "DSOKR (paper)", "ged": (1.951, 0.074), "ged_edge_labels": (2.960, 0.079)},
 )
+HEADER = ["method", "training molecules", "splits", "GED without edge labels", "GED with edge labels", "exact"]
 NO_EDGE_LABELS = ("nnbary_fgw", "ile_fgw")  # predict none, so that only the other distance says something
 
 
@@ -61,10 +62,7 @@ def _spread(method: str, rows: list[Row]) -> Row:
 
 def markdown(rows: list[Row]) -> str:
     """The table for a page."""
-    lines = ["| method | training molecules | splits | GED without edge labels | GED with edge labels | exact |"]
-    lines.append("|---|---|---|---|---|---|")
-    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
-    return "\n".join(lines)
+    return markdown_table(HEADER, map(cells, rows))
 
 
 def cells(row: Row) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from statistics import mean, stdev
 
-from dsokr.experiments.results import Row, read_rows
+from dsokr.experiments.results import Row, markdown_table, read_rows
 from dsokr.experiments.strings import METHODS, PROTOCOLS
 from dsokr.plotting import pyplot
 
@@ -66,8 +66,7 @@ def _cell(value: tuple[float, float], splits: int) -> str:
 
 def markdown(rows: list[Row]) -> str:
     """The table for a page."""
-    lines = [f"| {' | '.join(HEADER)} |", "|" + "---|" * len(HEADER)]
-    return "\n".join(lines + [f"| {' | '.join(cells(row))} |" for row in rows])
+    return markdown_table(HEADER, map(cells, rows))
 
 
 def figure(folder: Path, image: Path) -> Path:

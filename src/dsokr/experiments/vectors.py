@@ -23,7 +23,7 @@ from dsokr.baselines import Regression
 from dsokr.data.synthetic import LeastSquares, LeastSquaresData
 from dsokr.decoders import Candidates, Decoder, Gradient
 from dsokr.estimator import DSOKR
-from dsokr.experiments.results import Results, Row, read_rows
+from dsokr.experiments.results import Results, Row, markdown_table, read_rows
 from dsokr.kernels import Gaussian, Kernel, Linear
 from dsokr.networks import MLP
 from dsokr.plotting import pyplot
@@ -172,8 +172,7 @@ def cells(row: Row) -> list[str]:
 
 def markdown(rows: list[Row]) -> str:
     """The table for a page."""
-    lines = [f"| {' | '.join(HEADER)} |", "|" + "---|" * len(HEADER)]
-    return "\n".join(lines + [f"| {' | '.join(cells(row))} |" for row in rows])
+    return markdown_table(HEADER, map(cells, rows))
 
 
 def figure(folder: Path, image: Path) -> Path:
