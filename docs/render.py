@@ -274,8 +274,8 @@ scene, yeast) hardly a set is new, and the two agree. With the linear kernel the
 coordinate above ½, too few where labels are rare ({by["DSOKR, Linear, LabelSet"]:.3f} on bibtex): the kernel is the
 wrong one there, not the search.
 
-corel5k is not among the data sets: with 374 labels it takes as long as all the others together
-(`multilabel.run(multilabel.COREL5K, ...)`), and it is shown once every method has been tested on it.
+corel5k, with 374 labels, is not among the data sets: it has a study of its own, `multilabel.COREL5K`, and is shown once
+every method has been tested on it.
 
 {chr(10).join(tables)}"""
 
@@ -373,7 +373,7 @@ Published character errors of this protocol, of methods that do not choose among
 ever right, and candidates get {new[listed]}. The search finds {new[searched]} of the words, with a character error of
 {wrong[searched]}; the CNN, read letter by letter, {new[spelled]}, with {wrong[spelled]}. The search has to put the
 letters in order by itself. A kernel on pairs of neighbours cannot tell strings apart that have the same pairs, such as
-"ugging" and "ugingg", and 11 of the 55 words have such a twin; and where two letters are taken for others, so are the
+"ugging" and "ugingg", and several of the words have such a twin; and where two letters are taken for others, so are the
 pairs on both sides.
 
 What validation chose for DSOKR, and on how many splits:
