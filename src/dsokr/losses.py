@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -96,7 +97,7 @@ class Ranked(Loss):
     base: Loss = field(default_factory=Squared)
     weight: float = 1.0
     temperature: float = 0.05
-    others: Tensor | None = field(default=None, repr=False, compare=False)  # (n, p); None: those of the batch
+    others: Directions | None = field(default=None, repr=False, compare=False)  # None: those of the batch
 
     def __post_init__(self) -> None:
         for name in ("weight", "temperature"):
@@ -107,18 +108,19 @@ class Ranked(Loss):
         return self.base(d2)
 
     def among(self, targets: Tensor) -> Loss:
-        return replace(self, base=self.base.among(targets), others=targets)
+        return replace(self, base=self.base.among(targets), others=Directions.of(targets))
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         with torch.autocast(z.device.type, enabled=False):  # similar outputs would all look the same in 16 bits
             return self.base.mean(z, target, residual) + self.weight * self.ranking(z.float(), target)
 
     def ranking(self, z: Tensor, target: Tensor) -> Tensor:
-        others = target if self.others is None else self.others
+        true = Directions.of(target)
+        others = true if self.others is None else self.others
         directions = F.normalize(z, dim=1) / self.temperature
-        own = torch.linalg.vecdot(directions, F.normalize(target, dim=1))
-        scores = directions @ F.normalize(others, dim=1).T
-        same = (_trace(target)[:, None] - _trace(others)).abs() < SAME
+        own = torch.linalg.vecdot(directions, true.units)
+        scores = directions @ others.units.T
+        same = (true.traces[:, None] - others.traces).abs() < SAME
         scores = torch.cat([own[:, None], scores.masked_fill(same, -torch.inf)], dim=1)
         return (scores.logsumexp(dim=1) - own).mean()
 
@@ -126,10 +128,16 @@ class Ranked(Loss):
 SAME = 1e-7  # difference of traces up to which two outputs are one
 
 
-def _trace(targets: Tensor) -> Tensor:  # (n,) float64
-    """A number for every output, by which equal ones are found: its coordinate along one random direction."""
-    direction = torch.randn(targets.shape[1], generator=Generator().manual_seed(0), dtype=torch.float64)
-    return targets.double() @ direction.to(targets.device)
+class Directions(NamedTuple):
+    """Outputs as unit vectors, and a number for each by which equal ones are found."""
+
+    units: Tensor  # (n, p)
+    traces: Tensor  # (n,) float64: coordinates along one random direction
+
+    @staticmethod
+    def of(targets: Tensor) -> Directions:
+        direction = torch.randn(targets.shape[1], generator=Generator().manual_seed(0), dtype=torch.float64)
+        return Directions(F.normalize(targets, dim=1), targets.double() @ direction.to(targets.device))
 
 
 @dataclass(frozen=True)

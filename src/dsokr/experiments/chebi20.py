@@ -281,7 +281,7 @@ def measured(scorer: Scorer, task: Task) -> dict[str, float]:
     return found | {f"val_{name}": value for name, value in on_val.items()}
 
 
-RANKED = Ranked(Squared(), weight=1.0, temperature=0.05)
+RANKED = Ranked(Squared(), weight=1.0, temperature=0.02)
 BASELINES = (regression(), cmam("CMAM, MLP", MoleculeMLP()), cmam("CMAM, GCN", MoleculeGCN()))
 PAPERS = (
     dsokr("DSOKR, SubSample", "cosine", sketches.SubSample(100)),
@@ -305,7 +305,7 @@ ENSEMBLES = {
 
 
 TRAINING = Training(
-    epochs=15,
+    epochs=16,
     batch_size=256,
     learning_rate=1e-3,
     optimizer="adamw",
@@ -327,7 +327,7 @@ class Study:
     methods: tuple[Method, ...] = BASELINES + PAPERS + OURS
     ensembles: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(ENSEMBLES), hash=False)
     seeds: tuple[int, ...] = (0, 1, 2)
-    rates: tuple[float, ...] = (0.1, 0.3)  # of the encoder, beside 1 for new layers: chosen on validation
+    rates: tuple[float, ...] = (0.3, 0.6)  # of the encoder, beside 1 for new layers: chosen on validation
     trial_epochs: int = 6
     training: Training = TRAINING
     sizes: tuple[int, ...] = (10, 25, 50, 100, 200, 400, 800)

@@ -33,7 +33,8 @@ class TextEncoder:
     ``encoder`` is a folder that holds a Hugging Face model and its tokeniser, which is then read without any network
     access, or the name of one on the hub. Texts are cut after ``max_length`` tokens. The hidden states of a text's
     tokens are averaged ("mean"), or the "first" or the "max" is taken; ``hidden`` puts layers before the last one. New
-    weights learn at ``Training.learning_rate``, the pretrained ones at ``rate`` times that (0: not at all). With
+    weights learn at ``Training.learning_rate``, the pretrained ones at ``rate`` times that (0: not at all). A share
+    ``masked`` of the tokens is hidden in training, others every time, so that no single word is relied on. With
     ``checkpointing`` activations are computed twice rather than kept: less memory, a third more time.
     """
 
@@ -43,6 +44,7 @@ class TextEncoder:
     hidden: tuple[int, ...] = ()
     dropout: float = 0.1  # of the encoder, and before each new layer
     rate: float = 1.0
+    masked: float = 0.0
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -50,6 +52,8 @@ class TextEncoder:
             raise InputError(f"TextEncoder.pooling must be one of {get_args(Pooling)}. Got {self.pooling!r}.")
         if not self.rate >= 0:
             raise InputError(f"TextEncoder.rate must not be negative. Got {self.rate}.")
+        if not 0 <= self.masked < 1:
+            raise InputError(f"TextEncoder.masked must be in [0, 1). Got {self.masked}.")
 
     def __call__(self, p: int) -> EncodedText:
         return EncodedText(self, p)
@@ -62,7 +66,10 @@ class EncodedText(nn.Module):
         super().__init__()
         self.shape = shape
         self.encoder = _pretrained(shape)
-        self.padding = _tokenizer(shape.encoder).pad_token_id
+        tokenizer = _tokenizer(shape.encoder)
+        self.padding, self.mask = tokenizer.pad_token_id, tokenizer.mask_token_id
+        if shape.masked and self.mask is None:
+            raise InputError(f"TextEncoder.masked must be 0: {shape.encoder} has no token that stands for a hidden one.")
         widths = (self.encoder.config.hidden_size, *shape.hidden)
         self.head = nn.Sequential(*_layers(widths, shape.dropout), nn.Linear(widths[-1], p))
 
@@ -83,6 +90,9 @@ class EncodedText(nn.Module):
         """What the encoder makes of the texts, before the new layers."""
         tokens = tokens[:, : self._longest(tokens)].long()
         there = tokens != self.padding
+        if self.training and self.shape.masked:
+            hidden = torch.rand(tokens.shape, device=tokens.device) < self.shape.masked
+            tokens = tokens.masked_fill(hidden & there, self.mask)
         states = self.encoder(input_ids=tokens, attention_mask=there).last_hidden_state
         if self.shape.pooling == "first":
             return states[:, 0]
