@@ -90,6 +90,12 @@ class Task:
     def network(self, rate: float) -> TextEncoder | WordBag:
         return WordBag() if self.encoder == WORDS else TextEncoder(self.path, rate=rate)
 
+    def cut(self, share: float) -> Task:
+        """With a random share of the training texts; the molecules to choose from stay."""
+        texts, rows = self.data.train
+        some = np.random.default_rng(0).permutation(len(texts))[: round(share * len(texts))]
+        return replace(self, data=replace(self.data, train=Described([texts[i] for i in some], rows[some])))
+
     def pairs(self, part: Described) -> tuple[list[str], ViewBatch]:
         return part.texts, self.outputs[part.rows]
 
@@ -272,11 +278,15 @@ def settled(answers: Answers, task: Task) -> tuple[Rule, Scorer]:
 
 def measured(scorer: Scorer, task: Task) -> dict[str, float]:
     """Retrieval on the test texts, by every convention for ties, and on the validation texts."""
-    found: dict[str, float] = {}
     truth = {part: torch.from_numpy(getattr(task.data, part).rows) for part in ("val", "test")}
-    for ties in ("expected", "optimistic", "pessimistic"):
+    expected = places(partial(scorer, "test"), truth["test"])
+    found = retrieval_of(expected) | {
+        "median_rank": expected.median().item(),
+        "share_of_worst_ten": (expected.topk(min(10, len(expected))).values.sum() / expected.sum()).item(),
+    }
+    for ties in ("optimistic", "pessimistic"):
         metrics = retrieval_of(places(partial(scorer, "test"), truth["test"], ties))
-        found |= {name if ties == "expected" else f"{ties}_{name}": value for name, value in metrics.items()}
+        found |= {f"{ties}_{name}": value for name, value in metrics.items()}
     on_val = retrieval_of(places(partial(scorer, "val"), truth["val"]))
     return found | {f"val_{name}": value for name, value in on_val.items()}
 
@@ -291,6 +301,7 @@ OURS = (
     dsokr("ours, cosine + tanimoto", "cosine + tanimoto", sketches.SubSample(2000), RANKED),
     dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(2000), RANKED),
 )
+OUR_ENSEMBLE = "ours, ensemble, two tanimotos"
 ENSEMBLES = {
     "CMAM ensemble, MLP": ("CMAM, MLP",),
     "CMAM ensemble, GCN": ("CMAM, GCN",),
@@ -299,7 +310,7 @@ ENSEMBLES = {
     "DSOKR ensemble, Gaussian": ("DSOKR, Gaussian",),
     "DSOKR ensemble, SubSample + Gaussian": ("DSOKR, SubSample", "DSOKR, Gaussian"),
     "ours, ensemble, cosine + tanimoto": ("ours, cosine + tanimoto",),
-    "ours, ensemble, two tanimotos": ("ours, two tanimotos",),
+    OUR_ENSEMBLE: ("ours, two tanimotos",),
     "ours, ensemble, both kernels": ("ours, cosine + tanimoto", "ours, two tanimotos"),
 }
 
@@ -333,11 +344,21 @@ class Study:
     sizes: tuple[int, ...] = (10, 25, 50, 100, 200, 400, 800)
     input_size: int = 4000  # of the sketch of the inputs that SISOKR takes
     rich_sizes: tuple[int, ...] = (100, 250, 500, 1000, 2000)  # of sketches under the kernels that are ours
+    shares: tuple[float, ...] = (1 / 8, 1 / 4, 1 / 2)  # of the training texts, for the learning curve
+    learner: str = "ours, two tanimotos"  # the method whose learning curve it is
     n_train: int | None = None  # None: all
     generated: bool = False  # descriptions and molecules that the project makes itself, not ChEBI-20
+    then: Study | None = None  # another one, into the same files
 
 
-FULL = Study()
+LARGE = Study(
+    encoder="all-mpnet-base-v2",
+    methods=(BASELINES[1], PAPERS[0], OURS[1]),
+    ensembles={name: ENSEMBLES[name] for name in ("CMAM ensemble, MLP", "DSOKR ensemble, SubSample", OUR_ENSEMBLE)},
+    rates=(0.2, 0.4),
+    shares=(),
+)
+FULL = Study(then=LARGE)
 REDUCED = Study(  # for two cores, without an encoder
     encoder=WORDS,
     methods=(
@@ -349,6 +370,7 @@ REDUCED = Study(  # for two cores, without an encoder
     ensembles={},
     seeds=(0,),
     rates=(1.0,),
+    shares=(),
     trial_epochs=2,
     training=replace(TRAINING, epochs=10, precision="32-true"),
     sizes=(10, 100),
@@ -370,6 +392,8 @@ QUICK = Study(
     rich_sizes=(10, 20),
     input_size=100,
     n_train=300,
+    shares=(1 / 2,),
+    learner="ours, cosine + tanimoto",
     generated=True,
     encoder=WORDS,
 )
@@ -381,13 +405,18 @@ def run(study: Study, folder: Path, data: Path | None, device: torch.device, say
     describe(task, folder, say)
     compare_sizes(study, task, folder, say)
     for method in study.methods:
-        tune(study, method, task, folder, say)
+        rate = tune(study, method, task, folder, say)
         for seed in study.seeds:
-            train_and_test(study, method, task, seed, folder, say)
+            train_and_test(study, method, task, rate, seed, folder, say)
+        if method.name == study.learner:
+            for share in study.shares:
+                train_and_test(study, method, task.cut(share), rate, study.seeds[0], folder, say)
     for seed in study.seeds:
         measure_sisokr(study, task, seed, folder, say)
     for name, methods in study.ensembles.items():
         measure_ensemble(study, name, methods, task, folder, say)
+    if study.then is not None:
+        run(study.then, folder, data, device, say)
 
 
 def prepared_task(study: Study, data: Path | None, device: torch.device) -> Task:
@@ -488,28 +517,29 @@ def tune(study: Study, method: Method, task: Task, folder: Path, say: Say) -> fl
     return max(found, key=lambda rate: found[rate])
 
 
-def kept(folder: Path, method: str, seed: int) -> Path:
+def kept(folder: Path, task: Task, method: str, seed: int) -> Path:
     """Where the answers of a model are kept for ensembles; not part of the results."""
-    return Path(os.environ.get("DSOKR_KEPT") or folder / "kept") / f"{method}-{seed}.safetensors"
+    file = f"{task.encoder}, {len(task.data.train.texts)} texts, {method}-{seed}.safetensors"
+    return Path(os.environ.get("DSOKR_KEPT") or folder / "kept") / file
 
 
-def train_and_test(study: Study, method: Method, task: Task, seed: int, folder: Path, say: Say) -> None:
+def train_and_test(study: Study, method: Method, task: Task, rate: float, seed: int, folder: Path, say: Say) -> None:
     """One model: its row, and its answers kept for ensembles."""
     results = Results(folder / "models.jsonl")
-    rate = tune(study, method, task, folder, lambda _: None)
     row = _asked(task) | {"method": method.name} | method.told
     row |= {"rate": rate, "epochs": study.training.epochs, "batch_size": study.training.batch_size, "seed": seed}
-    if results.find(row) and kept(folder, method.name, seed).exists():
+    file = kept(folder, task, method.name, seed)
+    if results.find(row) and file.exists():
         return
 
     start = time.perf_counter()
     answers = method.train(task, study.training, rate, seed)
     seconds = {"training": time.perf_counter() - start}
-    answers.save(kept(folder, method.name, seed))
+    answers.save(file)
     rule, scorer = settled(answers, task)
     metrics = measured(scorer, task) | {"best_epoch": answers.best_epoch}
     results.record(row, lambda: {"chosen": {"rule": rule}, "metrics": metrics, "seconds": seconds})
-    say(_told(f"{method.name}, seed {seed}", metrics, seconds["training"]))
+    say(_told(f"{method.name}, {len(task.data.train.texts)} texts, seed {seed}", metrics, seconds["training"]))
 
 
 def measure_sisokr(study: Study, task: Task, seed: int, folder: Path, say: Say) -> None:
@@ -531,9 +561,10 @@ def measure_ensemble(study: Study, name: str, methods: Sequence[str], task: Task
     """Kept models together, combined in the way that does best on validation."""
     results = Results(folder / "ensembles.jsonl")
     row = _asked(task) | {"method": name, "members": list(methods), "seeds": list(study.seeds)}
+    row |= {"epochs": study.training.epochs}
     if results.find(row):
         return
-    files = [kept(folder, method, seed) for method, seed in product(methods, study.seeds)]
+    files = [kept(folder, task, method, seed) for method, seed in product(methods, study.seeds)]
     if not all(file.exists() for file in files):
         say(f"{name}: the answers of its members are not kept, so it is left out")
         return

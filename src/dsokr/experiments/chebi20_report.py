@@ -35,27 +35,61 @@ PAPER: tuple[Row, ...] = tuple(  # Table 3 as printed there; AMAN as its authors
     )
 )
 SHOWN = ("hits@1", "hits@10", "mrr", "mean_rank")
-HEADER = ["method", "encoder", "models", "Hits@1", "Hits@10", "MRR", "mean rank", "mean of seeds: Hits@1 / MRR"]
+HEADER = [
+    "method",
+    "encoder",
+    "epochs",
+    "models",
+    "Hits@1",
+    "Hits@10",
+    "MRR",
+    "mean rank",
+    "seeds",
+    "their mean Hits@1 / MRR",
+]
 
 
 def table(folder: Path) -> list[Row]:
-    """The paper's rows, then ours: of several seeds the one that does best on validation, and the mean beside it."""
-    models, ensembles = (_rows(folder / f"{name}.jsonl") for name in ("models", "ensembles"))
+    """The paper's rows, then ours: of several seeds the one that does best on validation, and the mean beside it.
+
+    Models that were trained for different times are not compared with each other: each time has its own row.
+    """
+    models, ensembles = (_whole(_rows(folder / f"{name}.jsonl")) for name in ("models", "ensembles"))
     made = []
     for encoder in dict.fromkeys(row["encoder"] for row in models):
         for name in SINGLES:
-            rows = [row for row in models if row["method"] == name and row["encoder"] == encoder]
-            if rows:
+            own = [row for row in models if row["method"] == name and row["encoder"] == encoder]
+            for epochs in dict.fromkeys(row.get("epochs") for row in own):
+                rows = [row for row in own if row.get("epochs") == epochs]
                 best = max(rows, key=lambda row: row["metrics"]["val_mrr"])
                 means = {f"mean_{key}": mean(row["metrics"][key] for row in rows) for key in SHOWN}
-                told = {"name": name, "encoder": encoder, "models": 1, "seeds": len(rows), "epochs": best.get("epochs")}
+                told = {"name": name, "encoder": encoder, "epochs": epochs, "models": 1, "seeds": len(rows)}
                 made.append(told | {"seconds": mean(row["seconds"]["training"] for row in rows)} | means | _shown(best))
         for name in ENSEMBLES:
             for row in ensembles:
                 if row["method"] == name and row["encoder"] == encoder:
                     size = len(row["members"]) * len(row["seeds"])
-                    made.append({"name": name, "encoder": encoder, "models": size} | _shown(row))
+                    made.append(
+                        {"name": name, "encoder": encoder, "epochs": row["epochs"], "models": size} | _shown(row)
+                    )
     return [*PAPER, *made]
+
+
+def _whole(rows: list[Row]) -> list[Row]:
+    """Those that were trained on all texts."""
+    most = max((row["n_train"] for row in rows), default=0)
+    return [row for row in rows if row["n_train"] == most]
+
+
+def learning_curve(folder: Path) -> dict[str, dict[int, Row]]:
+    """For every encoder with several sizes of training set: the metrics by size, of the first seed."""
+    rows = _rows(folder / "models.jsonl")
+    cut = {(row["encoder"], row["method"], row["epochs"]) for row in rows if row not in _whole(rows)}
+    found: dict[str, dict[int, Row]] = {}
+    for row in sorted(rows, key=lambda row: row["n_train"]):
+        if row["seed"] == 0 and (row["encoder"], row["method"], row.get("epochs")) in cut:
+            found.setdefault(row["encoder"], {})[row["n_train"]] = row["metrics"]
+    return found
 
 
 def _rows(path: Path) -> list[Row]:
@@ -64,15 +98,16 @@ def _rows(path: Path) -> list[Row]:
 
 def _shown(row: Row) -> Row:
     metrics = row["metrics"]
-    ties = {key: metrics[key] for key in ("optimistic_hits@1", "pessimistic_hits@1")}
-    return {key: metrics[key] for key in SHOWN} | ties | {"chosen": row["chosen"]}
+    further = ("optimistic_hits@1", "pessimistic_hits@1", "median_rank", "share_of_worst_ten")
+    return {key: metrics[key] for key in SHOWN + further if key in metrics} | {"chosen": row["chosen"]}
 
 
 def cells(row: Row) -> list[str]:
     """A row of the table in words."""
     means = f"{row['mean_hits@1']:.1%} / {row['mean_mrr']:.3f}" if "mean_mrr" in row else ""
     shown = [f"{row['hits@1']:.1%}", f"{row['hits@10']:.1%}", f"{row['mrr']:.3f}", f"{row['mean_rank']:.1f}"]
-    return [row["name"], row["encoder"], str(row.get("models", "")), *shown, means]
+    told = [row["name"], row["encoder"], *(str(row.get(key) or "") for key in ("epochs", "models"))]
+    return [*told, *shown, str(row.get("seeds", "")), means]
 
 
 def markdown(rows: list[Row]) -> str:

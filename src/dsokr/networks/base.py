@@ -19,6 +19,7 @@ from dsokr.outputs import take
 NetworkFactory = Callable[[int], nn.Module]
 
 PREDICT_BLOCK = 4096  # inputs passed through a network at once
+LONG_BLOCK = 64  # the same for inputs of different lengths, which are padded to the longest of a block
 
 
 @runtime_checkable
@@ -125,7 +126,12 @@ def built(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:
 
 
 def outputs_of(network: nn.Module, inputs: Tensor) -> Tensor:  # (n, p) float32
-    """What a trained network says, block by block, on the device it is on."""
+    """What a trained network says, block by block, on the device it is on; inputs of similar length go together."""
     device = next(network.parameters()).device
+    long = lengths(network, inputs)
     with torch.inference_mode():
-        return torch.cat([network(block.to(device, copy=True)).float() for block in inputs.split(PREDICT_BLOCK)])
+        if long is None:
+            return torch.cat([network(block.to(device, copy=True)).float() for block in inputs.split(PREDICT_BLOCK)])
+        order = long.argsort(stable=True)
+        z = torch.cat([network(inputs[rows].to(device)).float() for rows in order.split(LONG_BLOCK)])
+        return z[order.argsort().to(device)]

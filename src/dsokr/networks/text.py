@@ -69,7 +69,7 @@ class EncodedText(nn.Module):
         tokenizer = _tokenizer(shape.encoder)
         self.padding, self.mask = tokenizer.pad_token_id, tokenizer.mask_token_id
         if shape.masked and self.mask is None:
-            raise InputError(f"TextEncoder.masked must be 0: {shape.encoder} has no token that stands for a hidden one.")
+            raise InputError(f"TextEncoder.masked must be 0: {shape.encoder} has no token for a hidden word.")
         widths = (self.encoder.config.hidden_size, *shape.hidden)
         self.head = nn.Sequential(*_layers(widths, shape.dropout), nn.Linear(widths[-1], p))
 
