@@ -1,6 +1,8 @@
 """Candidates on disk: the same answers as in memory, whatever happened while they were written."""
 
 import json
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -422,6 +424,21 @@ class TestFaiss:
         assert seen == list(range(5000, 12000, 1000))
         assert index.neighbors.faiss_index.ntotal == len(many) and not list((tmp_path / "i").glob("*.part"))
 
+    def test_the_choice_of_the_effort_can_be_interrupted(self, tmp_path, basis, many, monkeypatch):
+        """What was built before is not built again."""
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(neighbors.Neighbors, "search", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                built(tmp_path / "i", basis, many, kind="hnsw")
+        assert CandidateIndex.open(tmp_path / "i").neighbors is None
+        monkeypatch.setattr(neighbors, "points", interrupted)
+        index = built(tmp_path / "i", basis, many, kind="hnsw")
+        assert index.neighbors.faiss_index.ntotal == len(many) and not list((tmp_path / "i").glob("*.part"))
+
     def test_in_half_precision(self, tmp_path, basis, many, queries):
         index = built(tmp_path / "i", basis, many, kind="hnsw", dtype="float16")
         assert index.head.recall >= 0.95
@@ -447,6 +464,27 @@ def test_faiss_missing(tmp_path, basis, outputs, monkeypatch):
 def test_queries_for_recall_are_between_candidates(index):
     z = sample_queries(index, 5)
     assert z.shape == (5, P) and torch.equal(z, sample_queries(index, 5))
+
+
+STUCK = """
+import time
+from dsokr.index import files
+from dsokr.tool import embedding, prediction
+
+prediction.BLOCK, files.COMMIT_SECONDS = 7, 0.0
+usable, seen = prediction.usable, []
+
+def stuck(*given):
+    seen.append(1)
+    if len(seen) == 4:
+        print("stuck", flush=True)
+        time.sleep(100)
+    return usable(*given)
+
+embedding.usable = stuck
+from dsokr.cli import app
+app()
+"""
 
 
 class TestCommands:
@@ -530,6 +568,27 @@ class TestCommands:
         assert seen[10] == 2 + 3 * 7  # three blocks were kept
         assert same_bytes(out, whole)
         assert CandidateIndex.open(out).head.skipped == CandidateIndex.open(whole).head.skipped == 2
+
+    def test_two_embeds_into_one_folder(self, model, library, tmp_path, run):
+        """The second is refused and changes nothing; after the first was killed it goes on with what is there."""
+        out, whole = tmp_path / "i", tmp_path / "whole"
+        assert run("embed", model / "model", library, "--out", whole)[0] == 0
+        arguments = ["embed", model / "model", library, "--out", out]
+        command = [sys.executable, "-c", STUCK, *map(str, arguments)]
+        first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert first.stdout.readline() == "stuck\n"
+            written = {file.name: file.read_bytes() for file in out.iterdir()}
+            for restart in ([], ["--restart"]):
+                code, _, error = run(*arguments, *restart)
+                assert code == 1 and error.count("\n") == 1
+                assert f"{out} is being written by another `dsokr embed` (process {first.pid})" in error
+            assert written == {file.name: file.read_bytes() for file in out.iterdir()}
+        finally:
+            first.send_signal(signal.SIGKILL)
+            first.communicate()
+        assert run(*arguments)[0] == 0
+        assert same_bytes(out, whole)
 
     def test_embed_as_json(self, model, library, tmp_path, run):
         code, said, _ = run("embed", model / "model", library, "--out", tmp_path / "i", "--dtype", "float16", "--json")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -535,6 +536,61 @@ def test_ctrl_c_and_the_same_command_again(dsokr, folder, tmp_path, one_thread):
     resumed, alone = (Predictor.load(tmp_path / name, "cpu") for name in ("model", "alone"))
     assert len(resumed.model.history_.rows) == 6
     assert torch.equal(resumed.coefficients(["1 2 3"]), alone.coefficients(["1 2 3"]))
+
+
+STUCK = """
+import time
+import dsokr.callbacks as callbacks
+
+callbacks.STATE_PAUSE = 0.0
+
+class Stuck(callbacks.Progress):
+    def on_train_epoch_start(self, trainer, module):
+        if trainer.current_epoch == 3:
+            print("stuck", flush=True)
+            time.sleep(100)
+
+import dsokr.training
+dsokr.training.Progress = Stuck
+from dsokr.cli import app
+app()
+"""
+
+
+def test_two_fits_into_one_folder(dsokr, folder, tmp_path):
+    """The second is refused; after the first was killed the same command goes on."""
+    train = ("fit", "--train", folder / "labels.csv", "--input", "x", "--output", "tags", "--epochs", "6")
+    arguments = (*train, "--device", "cpu", "--out", tmp_path / "model")
+    command = [sys.executable, "-c", STUCK, *map(str, arguments)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert first.stdout.readline() == "stuck\n"
+        for restart in ((), ("--restart",)):
+            done = dsokr(*arguments, *restart, expect=1)
+            said = f"{tmp_path / 'model'} is being written by another `dsokr fit` (process {first.pid})"
+            assert said in done.stderr and done.stderr.count("\n") == 1
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    done = dsokr(*arguments)
+    assert "going on with the training that was interrupted" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_ctrl_c_after_the_training_does_not_lose_it(dsokr, folder, tmp_path, monkeypatch):
+    arguments = ("fit", "--train", folder / "labels.csv", "--input", "x", "--output", "tags", *QUICK)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "evaluate", stop)
+        done = dsokr(*arguments, "--out", tmp_path / "model", expect=130)
+    assert "dsokr: Stopped. Run the same command again to go on." in done.stderr
+    monkeypatch.setattr("dsokr.training._Regression.training_step", stop)  # there is nothing left to learn
+    dsokr(*arguments, "--out", tmp_path / "model")
+    assert len(Predictor.load(tmp_path / "model", "cpu").model.history_.rows) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_an_interrupted_training_can_be_given_up(dsokr, folder, tmp_path):

@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
-from dsokr.errors import InputError, TrainingError
+from dsokr import callbacks
+from dsokr.errors import InputError, Interrupted, TrainingError
 from dsokr.losses import Huber, Squared
 from dsokr.networks import CNN, MLP
 from dsokr.training import Pairs, SlicedBatches, Training, train
@@ -209,6 +210,195 @@ def test_resumes_after_ctrl_c_as_if_nothing_had_happened(tmp_path):
     assert torch.equal(resumed[-1].weight, alone[-1].weight)
 
 
+class SortedByLength(nn.Sequential):
+    """A network whose batches are made by the lengths of the inputs, and that draws random numbers."""
+
+    def lengths(self, inputs):
+        return inputs[:, 0].abs().mul(10).long()
+
+
+class At(Callback):
+    """Does something once, at a hook of the third epoch or later, and notes the batches."""
+
+    def __init__(self, hook="", batch=0, act=lambda: None):
+        self.hook, self.batch, self.act, self.batches = hook, batch, act, []
+
+    def _reached(self, hook, trainer, batch):
+        if (hook, batch) == (self.hook, self.batch) and trainer.current_epoch >= 2:
+            self.hook = ""
+            self.act()
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.batches.append((trainer.current_epoch, batch_idx))
+        self._reached("batch", trainer, batch_idx)
+
+    def on_validation_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
+        self._reached("validation", trainer, batch_idx)
+
+    def on_train_epoch_end(self, trainer, module):
+        self._reached("end", trainer, 0)
+
+
+@pytest.fixture
+def ctrl_c():
+    """What Ctrl-C does; a shell may have started us with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("hook", "batch", "lost"),
+    [("batch", 0, 0), ("batch", 4, 0), ("batch", 8, 0), ("batch", 9, 0), ("validation", 1, 1), ("end", 0, 0)],
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"patience": None},
+        {"patience": 1, "learning_rate": 0.3, "check_every": 2},
+        {"schedule": "linear", "warmup_steps": 7, "trainer": {"accumulate_grad_batches": 2}},
+    ],
+    ids=["plain", "patient", "accumulated"],
+)
+def test_goes_on_in_the_middle_of_an_epoch(tmp_path, ctrl_c, hook, batch, lost, options, monkeypatch):
+    """With the batches not seen yet, in their order: the end is that of a training that was left alone.
+
+    Nothing is lost where Ctrl-C waits for the end of the batch, and the last step of an epoch that is not validated.
+    """
+    monkeypatch.setattr(callbacks, "STATE_PAUSE", 0.0)
+    pairs, val = linear_task()
+    own = dict(options.get("trainer", {}))
+    lost *= own.get("accumulate_grad_batches", 1)
+    options = Training(**{"epochs": 6, "batch_size": 32, "progress": False, **options})
+    seen, ends = [], []
+    for stop in (False, True):
+        at = At(hook, batch, ctrl_c) if stop else At()
+        run = replace(options, folder=str(tmp_path) if stop else None, trainer={**own, "callbacks": [at]})
+        if stop:
+            with pytest.raises(Interrupted, match=r"interrupted in epoch \d. Call fit again"):
+                train(wavering(), pairs, val, Squared(), run, seed=3, device=CPU)
+        made = wavering()
+        history = train(made, pairs, val, Squared(), run, seed=3, device=CPU)
+        seen.append(at.batches)
+        ends.append((history.rows, history.best_epoch, made[-1].weight.detach().clone()))
+    assert len(seen[1]) - len(seen[0]) == lost and sorted(set(seen[1])) == seen[0]
+    assert ends[0][:2] == ends[1][:2] and torch.equal(ends[0][2], ends[1][2])
+
+
+def wavering() -> nn.Module:
+    made = network((8,))
+    return SortedByLength(*list(made)[:-1], nn.Dropout(0.3), made[-1])
+
+
+KILLED = """
+    import os, sys
+    sys.path.insert(0, {tests!r})
+    from test_training import *
+    torch.set_num_threads(1)
+    callbacks.STATE_EVERY = callbacks.STATE_PAUSE = 0.0
+    pairs, val = linear_task()
+    at = At({hook!r}, {batch}, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    options = Training(epochs=4, batch_size=32, folder={folder!r}, patience=None, trainer={{"callbacks": [at]}})
+    train(wavering(), pairs, val, Squared(), options, seed=3, device=CPU)
+"""
+
+
+@pytest.mark.parametrize(("hook", "batch", "first"), [("batch", 4, (2, 4)), ("validation", 1, (2, 9))])
+def test_a_kill_loses_what_came_after_the_last_checkpoint(tmp_path, hook, batch, first):
+    """In validation that is at least the last batch: a checkpoint after it could not be validated any more."""
+    script = textwrap.dedent(KILLED).format(
+        tests=os.path.dirname(__file__), folder=str(tmp_path), hook=hook, batch=batch
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    pairs, val = linear_task()
+    at, resumed, alone = At(), wavering(), wavering()
+    options = Training(epochs=4, batch_size=32, patience=None)
+    going_on = replace(options, folder=str(tmp_path), trainer={"callbacks": [at]})
+    history = train(resumed, pairs, val, Squared(), going_on, seed=3, device=CPU)
+    expected = train(alone, pairs, val, Squared(), options, seed=3, device=CPU)
+    assert at.batches[0] == first
+    assert [row["epoch"] for row in history.rows] == [1, 2, 3, 4]
+    assert history["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-5)
+    torch.testing.assert_close(resumed[-1].weight, alone[-1].weight)
+
+
+def test_a_crash_while_the_state_is_written_leaves_the_state_before(tmp_path, monkeypatch):
+    pairs, val = linear_task()
+    options = Training(epochs=4, batch_size=32, folder=str(tmp_path), patience=None, progress=False)
+    monkeypatch.setattr(callbacks, "STATE_EVERY", 0.0)
+    save, written = torch.save, []
+
+    def half(checkpoint, file):
+        written.append(checkpoint["global_step"])
+        save(checkpoint, file)
+        if len(written) == 15:
+            file.truncate(500)
+            raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", half)
+        with pytest.raises(OSError, match="No space left"):
+            train(wavering(), pairs, val, Squared(), options, seed=3, device=CPU)
+    at, resumed, alone = At(), wavering(), wavering()
+    train(resumed, pairs, val, Squared(), replace(options, trainer={"callbacks": [at]}), seed=3, device=CPU)
+    train(alone, pairs, val, Squared(), replace(options, folder=None), seed=3, device=CPU)
+    assert at.batches[0] == (1, written[-2] - 10)
+    assert torch.equal(resumed[-1].weight, alone[-1].weight)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.safetensors", "metrics.csv"]
+
+
+def test_short_epochs_write_the_state_once_at_the_end_and_nothing_without_a_folder(tmp_path, monkeypatch):
+    pairs, val = linear_task()
+    save, written = torch.save, []
+    monkeypatch.setattr(torch, "save", lambda *given: (written.append(1), save(*given)))
+    monkeypatch.chdir(tmp_path)
+    train(network(), pairs, val, Squared(), Training(epochs=3, batch_size=32), seed=0, device=CPU)
+    assert not written and not list(tmp_path.iterdir())
+    train(network(), pairs, val, Squared(), Training(epochs=3, batch_size=32, folder="run"), seed=0, device=CPU)
+    assert len(written) == 1
+
+
+@pytest.mark.parametrize("options", [{"epochs": 3}, {"epochs": 500, "patience": 3, "learning_rate": 0.01}])
+def test_a_finished_training_whose_state_was_kept_is_over(tmp_path, options):
+    pairs, val = linear_task(130, noise=2.0)
+    at = At()
+    options = Training(**options, folder=str(tmp_path), keep_state=True, trainer={"callbacks": [at]})
+    histories, nets = [], []
+    for _ in range(2):
+        nets.append(network((256,)))
+        histories.append(train(nets[-1], pairs, val, Squared(), options, seed=0, device=CPU))
+    assert histories[0] == histories[1] and torch.equal(nets[0][-1].weight, nets[1][-1].weight)
+    assert len(at.batches) == len(histories[0].rows)
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path, ctrl_c):
+    def twice():
+        ctrl_c()
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c()
+        raise RuntimeError("stopped at once")
+
+    pairs, val = linear_task()
+    options = Training(epochs=4, folder=str(tmp_path), trainer={"callbacks": [At("batch", 0, twice)]})
+    with pytest.raises(RuntimeError, match="stopped at once"):
+        train(network(), pairs, val, Squared(), options, seed=0, device=CPU)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_long_epochs_tell_their_batches(capsys, monkeypatch):
+    monkeypatch.setattr(callbacks, "LINE_EVERY", 0.0)
+    pairs, val = linear_task()
+    train(network(), pairs, val, Squared(), Training(epochs=2, batch_size=150), seed=0, device=CPU)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("_loss")[0] for line in lines] == [
+        "epoch 1/2  batch 1/2",
+        "epoch 1/2  train",
+        "epoch 2/2  batch 1/2",
+        "epoch 2/2  train",
+    ]
+
+
 def test_refuses_to_resume_another_training(tmp_path):
     interrupted(tmp_path, at=2)
     pairs, val = linear_task()
@@ -310,7 +500,8 @@ def interrupted_here(folder) -> None:
 
     pairs, val = linear_task()
     options = Training(epochs=8, folder=str(folder), patience=None, trainer={"callbacks": [Stop()]})
-    with pytest.raises(RuntimeError, match="power cut"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(callbacks, "STATE_PAUSE", 0.0)
         train(network(), pairs, val, Squared(), options, seed=3, device=CPU)
 
 

@@ -1,15 +1,19 @@
-"""Lightning callbacks: keep the best weights and the metrics, and show how far the training is."""
+"""Lightning callbacks: keep the best weights, the metrics and the state, and show how far the training is."""
 
 from __future__ import annotations
 
 import csv
 import math
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback
+import torch
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -19,6 +23,8 @@ from torch import Tensor, nn
 from dsokr.errors import TrainingError
 
 LINE_EVERY = 10.0  # seconds between lines in a log
+STATE_EVERY = 45.0  # seconds between checkpoints, at most
+STATE_PAUSE = 15.0  # and at least, also when epochs are short
 
 
 class Bookkeeper(Callback):
@@ -76,13 +82,14 @@ class Bookkeeper(Callback):
                     "Fit with the same data, parts and random_state, choose another Training.folder, or delete "
                     "last.ckpt there."
                 )
-        name.write_text(self.fingerprint, encoding="utf-8")
+        else:
+            name.write_text(self.fingerprint, encoding="utf-8")
 
-    def finish(self, network: nn.Module) -> None:
+    def finish(self, network: nn.Module, keep_state: bool) -> None:
         """The training is over: leave its best weights, and nothing that a new training would resume from."""
         if self.folder is not None:
             save_model(network, str(self.folder / "best.safetensors"))
-            for name in ("last.ckpt", "training.txt"):
+            for name in () if keep_state else ("last.ckpt", "last.ckpt.part", "training.txt"):
                 (self.folder / name).unlink(missing_ok=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,6 +98,71 @@ class Bookkeeper(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+
+
+class StateKeeper(Checkpoint):
+    """Writes ``last.ckpt`` after epochs, before their validation, in the middle of long ones, and at Ctrl-C.
+
+    Ctrl-C waits for the batch to end, and for the epoch if it is its last; a second one, or one during validation, does
+    not.
+    """
+
+    def __init__(self, folder: str):
+        self.file = Path(folder) / "last.ckpt"
+        self.written = time.monotonic()
+        self.is_training: Callable[[], bool] = lambda: False
+        self.asked_to_stop = False
+
+    def on_interrupt(self, *_: Any) -> None:
+        """A handler of SIGINT: between two steps the state is whole, within one it is not."""
+        if self.asked_to_stop or not self.is_training():
+            raise KeyboardInterrupt
+        self.asked_to_stop = True
+
+    def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        trainer.strategy.checkpoint_io = WholeFiles()
+        self.is_training = lambda: trainer.training
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.written = time.monotonic()
+        for other in trainer.callbacks:  # type: ignore[attr-defined] # of the Trainer
+            if isinstance(other, EarlyStopping) and other.wait_count >= other.patience:
+                trainer.should_stop = True  # it was already over
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        done = batch_idx + 1
+        left, accumulated = trainer.num_training_batches - done, trainer.accumulate_grad_batches
+        if left == 0 or done % accumulated or trainer.global_step == trainer.max_steps:
+            return  # Lightning would not validate when it goes on after the last batch; other gradients are not kept
+        wait = STATE_EVERY if left > accumulated else STATE_PAUSE  # validation comes soon, and may take long
+        self._write(trainer, wait, now=trainer.received_sigterm)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        over = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        self._write(trainer, STATE_PAUSE, now=over)
+
+    def _write(self, trainer: pl.Trainer, wait: float, now: bool) -> None:
+        stop = self.asked_to_stop
+        due = now or stop or time.monotonic() - self.written >= wait
+        due, stop = trainer.strategy.broadcast((due, stop))  # to other devices, from the first
+        if due:
+            trainer.save_checkpoint(self.file)
+            self.written = time.monotonic()
+        if stop:
+            raise KeyboardInterrupt
+
+
+class WholeFiles(TorchCheckpointIO):
+    """Checkpoints that replace the one before when they are whole."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        with open(f"{path}.part", "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(file.name, path)
 
 
 class Progress(Callback):
@@ -110,15 +182,30 @@ class Progress(Callback):
             self.task = self.bar.add_task("", total=trainer.max_epochs, completed=trainer.current_epoch, state="")
             self.bar.start()
 
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        done, of = batch_idx + 1, trainer.num_training_batches
+        if self.bar is not None:
+            self.bar.update(self.task, completed=trainer.current_epoch + done / of)
+        elif done < of and self._may_tell(trainer):
+            self._tell(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  batch {done:,}/{of:,}")
+
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         row = self.book.rows[-1]
         state = "  ".join(f"{name} {value:.5g}" for name, value in row.items() if name != "epoch")
         state += f"  best epoch {self.book.best_epoch}"
         if self.bar is not None:
             self.bar.update(self.task, completed=row["epoch"], state=state)
-        elif trainer.is_global_zero and (self.always or time.monotonic() - self.told > LINE_EVERY):
-            self.told = time.monotonic()
-            self.console.print(f"epoch {row['epoch']}/{trainer.max_epochs}  {state}", highlight=False)
+        elif self._may_tell(trainer) or (self.always and trainer.is_global_zero):
+            self._tell(f"epoch {row['epoch']}/{trainer.max_epochs}  {state}")
+
+    def _may_tell(self, trainer: pl.Trainer) -> bool:
+        return trainer.is_global_zero and time.monotonic() - self.told > LINE_EVERY
+
+    def _tell(self, line: str) -> None:
+        self.told = time.monotonic()
+        self.console.print(line, highlight=False)
 
     def on_fit_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._stop()

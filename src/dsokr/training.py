@@ -10,16 +10,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 from zipfile import is_zipfile
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch import Generator, Tensor, nn
 
-from dsokr.callbacks import Bookkeeper, Progress
+from dsokr.callbacks import Bookkeeper, Progress, StateKeeper
 from dsokr.devices import seeded
 from dsokr.errors import InputError, Interrupted, TrainingError
 from dsokr.losses import Loss
@@ -40,9 +39,9 @@ class Training:
     metric of the decoded outputs, ``monitor=f`` with ``f(predicted, true)`` better when larger; ``monitor="mrr"`` is
     the mean reciprocal rank of the true output among the decoder's candidates.
 
-    With a ``folder``, metrics go to ``metrics.csv`` there and the state to ``last.ckpt`` after every epoch; an
-    interrupted fit goes on from it when called again with the same data and ``random_state``, exactly as if it had not
-    been interrupted unless the network itself draws random numbers (dropout).
+    With a ``folder``, metrics go to ``metrics.csv`` there and the state to ``last.ckpt``: every 15 to 45 seconds, also
+    in the middle of an epoch, and at Ctrl-C. An interrupted fit goes on from it when called again with the same data
+    and ``random_state``, exactly as if it had not been interrupted.
 
     >>> Training(epochs=5, schedule="linear", warmup_steps=100).learning_rate
     0.001
@@ -65,6 +64,7 @@ class Training:
     check_every: int = 1  # epochs between validations
     keep_data_on_device: bool = True  # False: inputs and targets stay in main memory, batches are moved one by one
     folder: str | None = None
+    keep_state: bool = False  # also of a finished training: the same fit again has nothing left to do
     progress: bool | Literal["auto"] = "auto"  # auto: a bar in a terminal, a line now and then in a log
     logger: Any = None  # any Lightning logger
     trainer: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further arguments of Lightning's Trainer
@@ -151,17 +151,15 @@ def train(
         callbacks.append(EarlyStopping(book.monitor, mode=mode, patience=training.patience, check_finite=False))
     if training.progress is not False:
         callbacks.append(Progress(book, always=training.progress is True))
-    if training.folder is not None:
-        callbacks.append(ModelCheckpoint(training.folder, "last", save_on_train_epoch_end=True, **_LATEST_ONLY))
+    keeper = None if training.folder is None else StateKeeper(training.folder)
+    if keeper is not None:
+        callbacks.append(keeper)
     with _quiet(), seeded(seed):
-        _run(pl.Trainer(**_trainer_arguments(training, module, callbacks, device)), module, training)
+        _run(pl.Trainer(**_trainer_arguments(training, module, callbacks, device)), module, keeper)
     network.load_state_dict(book.best_weights)
-    book.finish(network)
+    book.finish(network, training.keep_state)
     network.to(device).eval()
     return History(book.rows, book.best_epoch)
-
-
-_LATEST_ONLY: dict[str, Any] = {"save_top_k": 1, "enable_version_counter": False}
 
 
 def _trainer_arguments(training: Training, module: _Regression, callbacks: list[Callback], device: torch.device) -> Any:
@@ -184,24 +182,37 @@ def _trainer_arguments(training: Training, module: _Regression, callbacks: list[
     }
 
 
-def _run(trainer: pl.Trainer, module: _Regression, training: Training) -> None:
-    checkpoint = None if training.folder is None else Path(training.folder) / "last.ckpt"
-    resume = str(checkpoint) if checkpoint is not None and checkpoint.exists() else None
+def _run(trainer: pl.Trainer, module: _Regression, keeper: StateKeeper | None) -> None:
+    resume = str(keeper.file) if keeper is not None and keeper.file.exists() else None
     if resume is not None and not is_zipfile(resume):  # as torch writes them, with the directory at the very end
         raise TrainingError(f"{resume} is damaged or incomplete. Delete it to start anew.")
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT)
     try:
-        trainer.fit(module, ckpt_path=resume)
-    except SystemExit as stop:  # Lightning's answer to Ctrl-C, which also leaves the signal ignored
-        if in_main_thread:
-            signal.signal(signal.SIGINT, handler)
+        with _ctrl_c(keeper):
+            trainer.fit(module, ckpt_path=resume)
+    except (SystemExit, KeyboardInterrupt) as stop:  # the first is Lightning's answer to Ctrl-C
         remedy = (
-            "Call fit again with the same data and random_state to go on from the last finished epoch."
-            if training.folder is not None
+            "Call fit again with the same data and random_state to go on."
+            if keeper is not None
             else "Set Training.folder to be able to resume."
         )
         raise Interrupted(f"Training was interrupted in epoch {trainer.current_epoch + 1}. {remedy}") from stop
+
+
+@contextmanager
+def _ctrl_c(keeper: StateKeeper | None) -> Iterator[None]:
+    """Ctrl-C lets the batch end and the state be written, where it is kept. Lightning leaves the signal ignored."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:  # not Python's to change
+        yield
+        return
+    if keeper is not None and handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, keeper.on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if keeper is not None and keeper.asked_to_stop:
+        raise KeyboardInterrupt
 
 
 def _fingerprint(network: nn.Module, pairs: Pairs, loss: Loss, training: Training, seed: int) -> str:
@@ -234,9 +245,15 @@ class SlicedBatches:
     """Batches sliced from tensors, in an order that depends on the seed and the epoch alone."""
 
     def __init__(
-        self, pairs: Pairs, batch_size: int, order: Callable[[int], Tensor] | None = None, world_size: int = 1
+        self,
+        pairs: Pairs,
+        batch_size: int,
+        order: Callable[[int], Tensor] | None = None,
+        world_size: int = 1,
+        seen: Callable[[], int] = lambda: 0,  # batches of this epoch that were seen before an interruption
     ):
         self.pairs, self.batch_size, self.order, self.world_size = pairs, batch_size, order, world_size
+        self.seen = seen
 
     def __len__(self) -> int:
         return math.ceil(len(self.pairs) // self.world_size / self.batch_size)
@@ -248,7 +265,8 @@ class SlicedBatches:
                 inputs, targets, residuals = self.pairs.rows(slice(start, start + self.batch_size))
                 yield inputs.clone(), targets, residuals  # a network may work in place
         else:
-            for index in self.order(n).to(self.pairs.inputs.device).split(self.batch_size):
+            order = self.order(n)[self.seen() * self.batch_size :]
+            for index in order.to(self.pairs.inputs.device).split(self.batch_size):
                 yield self.pairs.rows(index)
 
 
@@ -284,7 +302,9 @@ class _Regression(pl.LightningModule):
         self._batch_loss = self._compiled_loss() if self.training_options.compile else self._plain_loss
 
     def train_dataloader(self) -> SlicedBatches:
-        return SlicedBatches(self.pairs, self.training_options.batch_size, self._order, self.trainer.world_size)
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        batch_size, world = self.training_options.batch_size, self.trainer.world_size
+        return SlicedBatches(self.pairs, batch_size, self._order, world, seen=lambda: progress.ready)
 
     def val_dataloader(self) -> SlicedBatches | list[Any]:
         return [] if self.validation is None else SlicedBatches(self.validation, self.training_options.batch_size)
@@ -316,6 +336,21 @@ class _Regression(pl.LightningModule):
 
     def _loss(self, z: Tensor, batch: Batch) -> Tensor:
         return self.loss.mean(z.float(), batch[1], batch[2])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        losses = [loss for loss, _ in self._losses]
+        checkpoint["losses"] = torch.stack(losses) if losses else torch.empty(0)
+        checkpoint["loss_rows"] = [rows for _, rows in self._losses]
+        checkpoint["random"] = {"cpu": torch.get_rng_state()}  # dropout goes on as well
+        if self.device.type == "cuda":
+            checkpoint["random"]["cuda"] = torch.cuda.get_rng_state(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        device = self.trainer.strategy.root_device
+        self._losses = list(zip(checkpoint["losses"].to(device), checkpoint["loss_rows"], strict=True))
+        torch.set_rng_state(checkpoint["random"]["cpu"])
+        if device.type == "cuda" and "cuda" in checkpoint["random"]:
+            torch.cuda.set_rng_state(checkpoint["random"]["cuda"], device)
 
     def epoch_loss(self) -> float:
         """The mean training loss of the epoch that just ended, which also starts a new count."""

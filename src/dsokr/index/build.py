@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from dsokr.basis import Rule, check_rule
 from dsokr.errors import InputError
 from dsokr.index.candidates import CandidateIndex
 from dsokr.index.files import ARRAYS, DTYPES, Block, Head, Writer, array_file, mapped_arrays, write_head
-from dsokr.index.neighbors import EFFORTS, KINDS, Neighbors, Say, build_faiss, import_faiss
+from dsokr.index.neighbors import EFFORTS, KINDS, Neighbors, Say, build_faiss, import_faiss, part_file
+from dsokr.locks import LOCK, sole_writer
 
 RECALL_AT, RECALL_QUERIES = 10, 256
 ALL_KINDS = ("exact", *KINDS)
@@ -73,21 +75,22 @@ def build(
     folder = Path(folder)
     if options.kind != "exact":
         import_faiss()  # better missed now than after an hour
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file. Choose another place for the index.")
     wanted = Head(model, dim, options.dtype, source)
-    if restart:
-        remove(folder)
-    _check_folder(folder, wanted)
-    if not (folder / "index.json").exists():
-        _write_candidates(folder, wanted, blocks, say, progress)
-    head = Head.read(folder / "index.json")
-    if head.kind != options.kind or (options.kind != "exact" and head.rule != options.rule):
-        _write_neighbors(folder, head, options, say)
-    return CandidateIndex.open(folder, model)
+    with sole_writer(folder, "dsokr embed"):
+        if restart:
+            remove(folder)
+        _check_folder(folder, wanted)
+        if not (folder / "index.json").exists():
+            _write_candidates(folder, wanted, blocks, say, progress)
+        head = Head.read(folder / "index.json")
+        if head.kind != options.kind or (options.kind != "exact" and head.rule != options.rule):
+            _write_neighbors(folder, head, options, say)
+        return CandidateIndex.open(folder, model)
 
 
 def _check_folder(folder: Path, wanted: Head) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file. Choose another place for the index.")
     for name in ("index.json", "draft.json"):
         if (folder / name).exists():
             there = Head.read(folder / name)
@@ -98,7 +101,7 @@ def _check_folder(folder: Path, wanted: Head) -> None:
                         f"{folder} holds {state} of {what}. Choose another place, or give it up with --restart."
                     )
             return
-    if folder.exists() and any(folder.iterdir()):
+    if any(file.name != LOCK for file in folder.glob("*")):
         raise InputError(f"{folder} exists and is not an index. Choose another place.")
 
 
@@ -141,8 +144,6 @@ def remove(folder: Path) -> None:
     ]
     for file in own:
         file.unlink(missing_ok=True)
-    if not any(folder.iterdir()):
-        folder.rmdir()
 
 
 def _write_neighbors(folder: Path, head: Head, options: BuildOptions, say: Say) -> None:
@@ -158,6 +159,7 @@ def _write_neighbors(folder: Path, head: Head, options: BuildOptions, say: Say) 
     reached = "" if recall >= options.recall else f", less than the {options.recall:g} that was asked for"
     say(f"{options.kind}: recall@{RECALL_AT} of {recall:.3f} against exact search{reached}")
     done = replace(plain, kind=options.kind, rule=options.rule, effort=effort, recall=recall)
+    os.replace(part_file(folder, options.kind, options.rule), folder / "neighbors.faiss")
     write_head(folder / "index.json", done)
 
 

@@ -128,14 +128,15 @@ class Neighbors:
 
 
 def build_faiss(folder: Path, arrays: Arrays, kind: str, rule: Rule, dtype: str, say: Say) -> Any:
-    """Add all candidates to a FAISS index. An interrupted build goes on from its last checkpoint, 30 s back at most."""
+    """Add all candidates to a FAISS index, in :func:`part_file`. An interrupted build goes on, 30 s back at most."""
     faiss = import_faiss()
-    part, n = folder / f"neighbors.{kind}.{rule}.part", len(arrays.psi)
+    part, n = part_file(folder, kind, rule), len(arrays.psi)
     if part.exists():
         made = faiss.read_index(str(part))
         say(f"Going on with the {kind} index: {made.ntotal:,} of {n:,} candidates are in it.")
     else:
         made = _empty(faiss, arrays, kind, rule, dtype, say)
+        _write(faiss, made, part)  # what was learned is kept
     last = start = time.monotonic()
     before = made.ntotal
     while made.ntotal < n:
@@ -146,9 +147,14 @@ def build_faiss(folder: Path, arrays: Arrays, kind: str, rule: Rule, dtype: str,
             last = time.monotonic()
             rate = (made.ntotal - before) / (last - start)
             say(f"{kind}: {made.ntotal:,} of {n:,} candidates, {rate:,.0f}/s")
-    _write(faiss, made, folder / "neighbors.faiss")
-    part.unlink(missing_ok=True)
+    if made.ntotal > before:
+        _write(faiss, made, part)
     return made
+
+
+def part_file(folder: Path, kind: str, rule: Rule) -> Path:
+    """The FAISS index on its way: it is kept until its effort has been chosen."""
+    return folder / f"neighbors.{kind}.{rule}.part"
 
 
 def _empty(faiss: Any, arrays: Arrays, kind: str, rule: Rule, dtype: str, say: Say) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +21,7 @@ from dsokr.devices import resolve_device
 from dsokr.errors import DSOKRError, InputError, Interrupted, ModelFolderError, TrainingError
 from dsokr.io import is_replaceable
 from dsokr.kernels import Kernel
+from dsokr.locks import LOCK, sole_writer
 from dsokr.outputs import count, take
 from dsokr.tool import choices, evaluation, guess, report, tables
 from dsokr.tool.kinds import Image, Kind, OutputKind
@@ -64,11 +65,22 @@ class Fitted:
 
 
 def fit(options: Options, say: Say) -> Fitted:
-    """Read, choose, train, save and report. Everything that is chosen is said."""
-    started = time.perf_counter()
-    folder, draft = options.out, unfinished(options.out)
-    check_folder(folder)
+    """Read, choose, train, save and report. Everything that is chosen is said. Interrupted, the same call goes on."""
+    check_folder(options.out)
     resolve_device(options.device)
+    draft = unfinished(options.out)
+    with sole_writer(options.out, "dsokr fit", place=draft):
+        try:
+            return _fit(options, draft, say)
+        except KeyboardInterrupt as stop:
+            if not (draft / "plan.json").is_file():
+                raise
+            said = str(stop).partition(". ")[0] or "Stopped"
+            raise Interrupted(f"{said}. Run the same command again to go on.") from stop
+
+
+def _fit(options: Options, draft: Path, say: Say) -> Fitted:
+    started, folder = time.perf_counter(), options.out
     problems = Problems.of(options.on_error)
     plan = planned(options, problems, say)
     fingerprint = _fingerprint(plan)
@@ -263,7 +275,9 @@ def _prepared(plan: Plan, draft: Path, fingerprint: str, say: Say) -> tuple[sele
             )
     curve, size = chosen_size(plan, say)
     draft.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps({"fingerprint": fingerprint, "size": _size_facts(curve, size)}), encoding="utf-8")
+    written = note.with_name("plan.json.part")
+    written.write_text(json.dumps({"fingerprint": fingerprint, "size": _size_facts(curve, size)}), encoding="utf-8")
+    os.replace(written, note)
     return curve, size
 
 
@@ -295,7 +309,7 @@ def chosen_size(plan: Plan, say: Say) -> tuple[selection.SizeCurve | None, int]:
 def _trained(plan: Plan, size: int, draft: Path, say: Say) -> Predictor:
     parts = dict(plan.parts)
     training: Training = parts["training"]
-    parts["training"] = replace(training, folder=str(draft))
+    parts["training"] = replace(training, folder=str(draft), keep_state=True)  # until the model is saved
     validation = None if plan.valid is None else plan.valid.pairs
     started = time.perf_counter()
     try:
@@ -307,9 +321,6 @@ def _trained(plan: Plan, size: int, draft: Path, say: Say) -> Predictor:
             sketch=sketches.SubSample(size),
             **parts,
         )
-    except Interrupted as stop:
-        said = str(stop).partition(". ")[0]
-        raise Interrupted(f"{said}. Run the same command again to go on from the last finished epoch.") from stop
     except DSOKRError as error:
         if not (draft / "last.ckpt").exists():
             _remove(draft)
@@ -352,6 +363,8 @@ def _curve(facts: dict[str, Any]) -> selection.SizeCurve | None:
 
 
 def _remove(draft: Path) -> None:
-    """The state of a training that is over, or given up: only a folder that this module made."""
+    """The state of a training that is over, or given up: only in a folder that this module made, and not its lock."""
     if (draft / "plan.json").is_file():
-        shutil.rmtree(draft)
+        for file in sorted(draft.iterdir(), key=lambda file: file.name == "plan.json"):  # that one last
+            if file.name != LOCK:
+                file.unlink()
