@@ -23,6 +23,7 @@ from dsokr.data import chebi20 as loader  # noqa: E402
 from dsokr.data.chebi20 import arrays_of, molecules_of  # noqa: E402
 from dsokr.data.descriptions import described_molecules  # noqa: E402
 from dsokr.experiments import chebi20 as experiment  # noqa: E402
+from dsokr.experiments import chebi20_methods as methods  # noqa: E402
 from dsokr.experiments import chebi20_report  # noqa: E402
 
 SMILES = ["CCO", "OCC", "C[C@H](N)C(=O)O", "C[C@@H](N)C(=O)O", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O"]
@@ -92,10 +93,10 @@ def test_views_as_a_batch_equal_tuples():
 
 
 def test_models_of_views_are_saved(tmp_path, data):
-    outputs = experiment.views(data.molecules)
+    outputs = methods.views(data.molecules)
     texts, rows = data.train
     model = DSOKR(
-        experiment.KERNELS["cosine + tanimoto"],
+        methods.KERNELS["cosine + tanimoto"],
         sketches.SubSample(20),
         networks.WordBag(width=16, hidden=()),
         decoder=Candidates("cosine", outputs=outputs),
@@ -242,6 +243,10 @@ def test_the_experiment_runs_and_is_not_run_twice(tmp_path):
     assert ensemble["chosen"]["combine"] in ("mean rank", "mean score", "max score")
     table = {row["name"]: row for row in chebi20_report.table(tmp_path)}
     assert table["ours, ensemble, cosine + tanimoto"]["models"] == 2 and table["regression"]["seeds"] == 2
+    assert {n: set(sizes) for n, sizes in chebi20_report.learning_curve(tmp_path).items()} == {
+        "bag of words": {60, 120}
+    }
+    assert 0 < table["regression"]["share_of_worst_ten"] < 1 <= table["regression"]["median_rank"]
     before = {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
     experiment.run(study, tmp_path, None, torch.device("cpu"), said.append)
     assert before == {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}

@@ -115,6 +115,7 @@ def test_folder_holds_no_pickle_and_explains_itself(tmp_path):
     model = fitted()
     model.save(tmp_path / "model")
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert len({path.stat().st_mode for path in (tmp_path / "model").iterdir()}) == 1  # whoever reads one reads all
     card = (tmp_path / "model" / "README.md").read_text()
     assert "Tanimoto()" in card and f"| {model.basis_.dim} |" in card and "DSOKR.load" in card
     assert load_file(tmp_path / "model" / "model.safetensors")["basis.projection"].dtype == torch.float64

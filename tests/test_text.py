@@ -53,6 +53,16 @@ def texts(n: int, seed: int = 0) -> list[str]:
     return [" ".join(rng.choice(WORDS, size=rng.integers(3, 12))) for _ in range(n)]
 
 
+def test_words_are_hidden_in_training_alone(encoder):
+    network = made(TextEncoder(encoder, dropout=0.0, masked=0.5), 3)
+    tokens = network.prepare(texts(6))
+    with seeded(0):
+        some, others = network.train()(tokens), network(tokens)
+    assert not torch.allclose(some, others)
+    plain = made(TextEncoder(encoder, dropout=0.0), 3).eval()
+    assert torch.equal(network.eval()(tokens), plain(tokens))
+
+
 @pytest.mark.parametrize("pooling", ["mean", "first", "max"])
 def test_padding_changes_nothing(encoder, pooling):
     network = made(TextEncoder(encoder, pooling=pooling, max_length=32), 3).eval()

@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
@@ -177,8 +178,15 @@ class Progress(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if trainer.is_global_zero and self.console.is_terminal:
-            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
-            self.bar = Bar(*columns, TimeRemainingColumn(), TextColumn("{task.fields[state]}"), console=self.console)
+            count, label, bar, left = (Column(no_wrap=True, min_width=width) for width in (7, 6, 12, 7))
+            self.bar = Bar(
+                MofNCompleteColumn(table_column=count),
+                TextColumn("epochs", table_column=label),
+                BarColumn(bar_width=12, table_column=bar),
+                TimeRemainingColumn(table_column=left),
+                TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+                console=self.console,
+            )
             self.task = self.bar.add_task("", total=trainer.max_epochs, completed=trainer.current_epoch, state="")
             self.bar.start()
 

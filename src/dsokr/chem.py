@@ -91,6 +91,8 @@ def fingerprints(smiles: Sequence[str], radius: int = 3, chirality: bool = True)
     >>> fingerprints(["CCO", "OCC", "CCN"], radius=1).sum(axis=1)
     array([6., 6., 6.])
     """
+    if radius < 0:
+        raise InputError(f"The radius of a fingerprint must not be negative. Got {radius}.")
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=radius, includeChirality=chirality)
     indptr, columns, counts = [0], [], []
     with BlockLogs():

@@ -20,10 +20,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function) -> Function:
     """Compile on first use and keep the result on disk. The GIL is released, so that threads run side by side.
 
-    Where numba is missing the function says so when it is called.
+    Where numba is missing the function says so when it is called. Where nothing can be written, neither beside the
+    package nor in a home, every process compiles anew; the environment's NUMBA_CACHE_DIR can name a place.
     """
     if njit is not None:
-        return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
+        try:
+            return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
+        except RuntimeError:  # no place for a cache
+            return cast(Function, njit(nogil=True, error_model="numpy")(function))
 
     @wraps(function)
     def missing(*_: Any, **__: Any) -> Any:

@@ -215,6 +215,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: Tensors, card: st
         head = {"format": FORMAT, "dsokr": __version__, "sha256": _checksum(draft / "model.safetensors")}
         (draft / "config.json").write_text(json.dumps(head | config, indent=2) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card, encoding="utf-8")
+        shutil.copymode(draft / "README.md", draft / "model.safetensors")  # save_file's own choice is private too
         if folder.exists():
             os.replace(folder, old := draft.with_name(f"{draft.name}-old"))
             os.replace(draft, folder)

@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from dsokr.experiments.chebi20 import ENSEMBLES, PAPERS_KERNELS
+from dsokr.experiments.chebi20 import ENSEMBLES
+from dsokr.experiments.chebi20_methods import PAPERS_KERNELS
 from dsokr.experiments.results import Row, markdown_table, read_rows
 from dsokr.plotting import pyplot
 

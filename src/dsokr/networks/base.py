@@ -6,6 +6,7 @@ printed, compared and saved.
 """
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -48,6 +49,22 @@ class Paced(Protocol):
     """A network whose parts learn at different rates, each a share of ``Training.learning_rate``."""
 
     def paces(self) -> list[tuple[list[nn.Parameter], float]]: ...
+
+
+def require_sizes(owner: object, *names: str) -> None:
+    """The named fields of a factory are whole numbers of at least 1, or several such."""
+    for name in names:
+        value = getattr(owner, name)
+        for size in value if isinstance(value, tuple | list) else (value,):
+            if not isinstance(size, Integral) or size < 1:
+                raise InputError(f"{type(owner).__name__}.{name} must be at least 1, a whole number. Got {value!r}.")
+
+
+def require_shares(owner: object, *names: str) -> None:
+    """The named fields of a factory are shares that leave something."""
+    for name in names:
+        if not 0 <= getattr(owner, name) < 1:
+            raise InputError(f"{type(owner).__name__}.{name} must be in [0, 1). Got {getattr(owner, name)!r}.")
 
 
 class Standardized(nn.Module):

@@ -5,8 +5,10 @@ from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dsokr.errors import InputError
+from dsokr.networks.base import require_shares, require_sizes
 from dsokr.networks.mlp import Activation, activation_module
 
 
@@ -29,6 +31,10 @@ class CNN:
     dropout: float = 0.0
     where: Literal["kept", "anywhere"] = "kept"
 
+    def __post_init__(self) -> None:
+        require_sizes(self, "channels", "hidden")
+        require_shares(self, "dropout")
+
     def __call__(self, p: int) -> nn.Module:
         if not self.channels:
             raise InputError("CNN.channels must name at least one block.")
@@ -42,10 +48,19 @@ class CNN:
         head = [
             nn.Flatten(),
             nn.LazyLinear(self.hidden),
-            nn.BatchNorm1d(self.hidden),
+            Normalized(self.hidden),
             activation_module(self.activation),
         ]
         return nn.Sequential(*layers, *head, nn.Dropout(self.dropout), nn.Linear(self.hidden, p))
+
+
+class Normalized(nn.BatchNorm1d):
+    """Batch norm that takes a rest of one picture by the statistics so far: one has no spread of its own."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training and len(features) == 1:
+            return F.batch_norm(features, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(features)
 
 
 class ChannelsFirst(nn.Module):

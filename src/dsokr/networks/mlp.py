@@ -6,6 +6,7 @@ from typing import Literal
 from torch import nn
 
 from dsokr.errors import InputError
+from dsokr.networks.base import require_shares, require_sizes
 
 Activation = Literal["relu", "gelu", "tanh"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -32,6 +33,10 @@ class MLP:
     hidden: tuple[int, ...] = (512,)
     activation: Activation = "relu"
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "hidden")
+        require_shares(self, "dropout")
 
     def __call__(self, p: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dsokr.errors import InputError
+from dsokr.networks.base import require_shares, require_sizes
 
 CHARACTERS = 128  # ASCII
 PADDING, UNKNOWN = 0, 1
@@ -36,6 +37,8 @@ class CharTransformer:
     longest: int = 256  # characters
 
     def __post_init__(self) -> None:
+        require_sizes(self, "layers", "width", "heads")
+        require_shares(self, "dropout")
         if self.width % self.heads:
             raise InputError(
                 f"CharTransformer.width must be a multiple of its heads. Got width={self.width} and heads={self.heads}."

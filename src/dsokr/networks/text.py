@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dsokr.errors import InputError, MissingExtraError
+from dsokr.networks.base import require_shares, require_sizes
 
 Pooling = Literal["mean", "first", "max"]
 
@@ -52,8 +53,8 @@ class TextEncoder:
             raise InputError(f"TextEncoder.pooling must be one of {get_args(Pooling)}. Got {self.pooling!r}.")
         if not self.rate >= 0:
             raise InputError(f"TextEncoder.rate must not be negative. Got {self.rate}.")
-        if not 0 <= self.masked < 1:
-            raise InputError(f"TextEncoder.masked must be in [0, 1). Got {self.masked}.")
+        require_sizes(self, "max_length", "hidden")
+        require_shares(self, "dropout", "masked")
 
     def __call__(self, p: int) -> EncodedText:
         return EncodedText(self, p)
@@ -211,6 +212,10 @@ class WordBag:
     dropout: float = 0.1
     buckets: int = 1 << 14
     longest: int = 512  # words
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "width", "hidden", "buckets", "longest")
+        require_shares(self, "dropout")
 
     def __call__(self, p: int) -> BagOfWords:
         return BagOfWords(self, p)
