@@ -109,6 +109,8 @@ class Study:
     rich_sizes: tuple[int, ...] = (100, 250, 500, 1000, 2000)  # of sketches under the kernels that are ours
     shares: tuple[float, ...] = (1 / 8, 1 / 4, 1 / 2)  # of the training texts, for the learning curve
     learner: str = "ours, two tanimotos"  # the method whose learning curve it is
+    patient: str = "DSOKR, SubSample"  # a method that is also trained for longer, once
+    long_epochs: int | None = 50  # as many as in the paper
     n_train: int | None = None  # None: all
     generated: bool = False  # descriptions and molecules that the project makes itself, not ChEBI-20
     then: Study | None = None  # another one, into the same files
@@ -120,6 +122,7 @@ LARGE = Study(
     ensembles={name: ENSEMBLES[name] for name in ("CMAM ensemble, MLP", "DSOKR ensemble, SubSample", OUR_ENSEMBLE)},
     rates=(0.2, 0.4),
     shares=(),
+    long_epochs=None,
 )
 FULL = Study(then=LARGE)
 REDUCED = Study(  # for two cores, without an encoder
@@ -134,6 +137,7 @@ REDUCED = Study(  # for two cores, without an encoder
     seeds=(0,),
     rates=(1.0,),
     shares=(),
+    long_epochs=None,
     trial_epochs=2,
     training=replace(TRAINING, epochs=10, precision="32-true"),
     sizes=(10, 100),
@@ -157,6 +161,7 @@ QUICK = Study(
     n_train=300,
     shares=(1 / 2,),
     learner="ours, cosine + tanimoto",
+    long_epochs=2,
     generated=True,
     encoder=WORDS,
 )
@@ -174,6 +179,9 @@ def run(study: Study, folder: Path, data: Path | None, device: torch.device, say
         if method.name == study.learner:
             for share in study.shares:
                 train_and_test(study, method, task.cut(share), rate, study.seeds[0], folder, say)
+        if method.name == study.patient and study.long_epochs is not None:
+            longer = replace(study, training=replace(study.training, epochs=study.long_epochs))
+            train_and_test(longer, method, task, rate, study.seeds[0], folder, say)
     for seed in study.seeds:
         measure_sisokr(study, task, seed, folder, say)
     for name, methods in study.ensembles.items():
@@ -280,9 +288,10 @@ def tune(study: Study, method: Method, task: Task, folder: Path, say: Say) -> fl
     return max(found, key=lambda rate: found[rate])
 
 
-def kept(folder: Path, task: Task, method: str, seed: int) -> Path:
+def kept(folder: Path, study: Study, task: Task, method: str, seed: int) -> Path:
     """Where the answers of a model are kept for ensembles; not part of the results."""
-    file = f"{task.encoder}, {len(task.data.train.texts)} texts, {method}-{seed}.safetensors"
+    trained = f"{len(task.data.train.texts)} texts, {study.training.epochs} epochs"
+    file = f"{task.encoder}, {trained}, {method}-{seed}.safetensors"
     return Path(os.environ.get("DSOKR_KEPT") or folder / "kept") / file
 
 
@@ -291,7 +300,7 @@ def train_and_test(study: Study, method: Method, task: Task, rate: float, seed: 
     results = Results(folder / "models.jsonl")
     row = _asked(task) | {"method": method.name} | method.told
     row |= {"rate": rate, "epochs": study.training.epochs, "batch_size": study.training.batch_size, "seed": seed}
-    file = kept(folder, task, method.name, seed)
+    file = kept(folder, study, task, method.name, seed)
     if results.find(row) and file.exists():
         return
 
@@ -327,7 +336,7 @@ def measure_ensemble(study: Study, name: str, methods: Sequence[str], task: Task
     row |= {"epochs": study.training.epochs}
     if results.find(row):
         return
-    files = [kept(folder, task, method, seed) for method, seed in product(methods, study.seeds)]
+    files = [kept(folder, study, task, method, seed) for method, seed in product(methods, study.seeds)]
     if not all(file.exists() for file in files):
         say(f"{name}: the answers of its members are not kept, so it is left out")
         return
