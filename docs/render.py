@@ -202,8 +202,8 @@ def chebi20_page(folder: Path) -> str:
     n_test = 3300
     why = (
         f"""With the squared loss it learns slowly: after {longest["epochs"]} epochs it has {longest["hits@1"]:.1%}
-Hits@1 and an MRR of {longest["mrr"]:.3f}, after {dsokr["epochs"]} {dsokr["hits@1"]:.1%} and {dsokr["mrr"]:.3f}; the paper
-trains for 50."""
+Hits@1 and an MRR of {longest["mrr"]:.3f}, after {dsokr["epochs"]} {dsokr["hits@1"]:.1%} and {dsokr["mrr"]:.3f}; the
+paper trains for 50."""
         if longest["epochs"] > epochs
         else f"""A likely reason, not tested: the paper trains for 50 epochs, and the epochs kept for DSOKR here were
 {kept_epochs}, the last ones looked at."""
