@@ -91,7 +91,8 @@ class Ranked(Loss):
     Adds ``weight`` times −log(e^{s(x, y)/τ} / Σ e^{s(x, y')/τ}), the sum over y and all training outputs other than y,
     with τ the ``temperature`` and s(x, y) = ⟨g(x), ψ̃(y)⟩ / (‖g(x)‖ ‖ψ̃(y)‖), the score by the rule "cosine". The basis
     and the decoders stay as they are. All the outputs are there at every step because their coordinates are fixed:
-    n · p multiplications an input, little beside a deep network. Best with kernels that tell outputs apart well.
+    n · p multiplications an input, little beside a deep network. Best with kernels that tell outputs apart well. The
+    lower the temperature, the more the closest rivals alone count: with many pairs and a strong network 0.02 is better.
     """
 
     base: Loss = field(default_factory=Squared)
