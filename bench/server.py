@@ -39,6 +39,7 @@ class Plain:
     input: Kind = Kind("text")
     output: Kind = Kind("string")
     rule: Any = "cosine"
+    searches: bool = False
     basis: Any = None
 
     def coefficients(self, inputs: list[str]) -> torch.Tensor:

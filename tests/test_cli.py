@@ -1,14 +1,16 @@
 import json
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 from dsokr import __version__
-from dsokr.cli import app
+from dsokr.cli import EXTRAS, app
 from dsokr.experiments import demo
 
 
@@ -58,6 +60,16 @@ def test_info(dsokr):
     facts = json.loads(dsokr("info", "--json").stdout)
     assert facts["dsokr"] == __version__ and "cpu" in facts["devices"] and "plots" in facts["extras"]
     assert "torch" in dsokr("info").stdout
+
+
+def test_info_and_the_readme_name_every_extra():
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(EXTRAS) == set(extras) - {"dev", "all"}
+    for extra, needs in EXTRAS.items():
+        assert all(any(line.startswith(package) for line in extras[extra]) for package in needs)
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{extra}`" in readme for extra in extras)
 
 
 def test_demo(dsokr, tmp_path):

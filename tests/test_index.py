@@ -534,7 +534,7 @@ class TestCommands:
     def test_embed_and_rank(self, model, library, tmp_path, run):
         out = tmp_path / "library.idx"
         code, said, skipped = run("embed", model / "model", library, "--out", out)
-        assert code == 0 and "50 candidates (1 that were listed again count once) are in the index." in said
+        assert code == 0 and "50 candidates (1 listed again, counted once) are in the index." in said
         assert "2 rows were skipped" in skipped and f"{library}, row 54" in skipped
         assert (out / "skipped.txt").read_text().count("\n") == 2
         table, by_index = tmp_path / "a.csv", tmp_path / "b.csv"

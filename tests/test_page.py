@@ -7,6 +7,8 @@ import threading
 
 import pytest
 
+from dsokr.html import Report
+from dsokr.tool.kinds import Vector
 from serving import MOLECULES, HandMade, Kind
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -28,9 +30,8 @@ def browser():
         opened.close()
 
 
-def serving(model, texts=MOLECULES, **limits):
+def serving(model, texts=MOLECULES, examples=("an alcohol", "a ring"), **limits):
     index = model.index(texts)
-    examples = ("an alcohol", "a ring")
     listening = server._bound("127.0.0.1", 0)
     app = create_app(model, index, Limits(**limits), examples)
     real = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False))
@@ -57,6 +58,25 @@ def words():
     """A server whose outputs are no molecules."""
     model = HandMade(input=Kind("vector", mean=(0.0, 0.0)), output=Kind("string"))
     yield from serving(model, texts=["red", "green", "<b>blue</b>"])
+
+
+LONG_NUMBERS = "0.30471707975443135, -1.0399841062404955, 0.7504511958064572"
+
+
+@pytest.fixture(scope="module")
+def snow():
+    """A server from numbers to numbers, whose predictions are no candidates."""
+    inputs = Vector(columns=("air temperature", "wind", "slope"), mean=(0.0,) * 3, scale=(1.0,) * 3)
+    output = Vector(columns=("melt", "runoff"), mean=(0.0,) * 2, scale=(1.0,) * 2)
+    model = HandMade(input=inputs, output=output, rule="kernel", answer="1.5 2.5")
+    yield from serving(model, texts=["1 2", "3;4", "-5 6e-7"], examples=(LONG_NUMBERS,) * 2)
+
+
+@pytest.fixture(scope="module")
+def colours():
+    """A server whose prediction is one of the candidates, in other words."""
+    model = HandMade(output=Kind("string"), answer="GREEN")
+    yield from serving(model, texts=["red", "green", "blue"])
 
 
 @pytest.fixture
@@ -277,13 +297,131 @@ def _contrast(tab, selector):
 
 def test_outputs_that_are_no_molecules(page, words):
     opened(page, words)
-    assert page.get_by_label("Input numbers (2)").is_visible()
-    page.keyboard.type("0.5, -1")
+    assert page.get_by_label("2 numbers").is_visible()
+    page.keyboard.type("0.5, -1,")
     page.keyboard.press("Enter")
     page.wait_for_selector(".hit")
     assert sorted(outputs(page)) == ["<b>blue</b>", "green", "red"]  # shown as they are, never as HTML
     assert not page.locator(".hit img").count() and not page.locator(".hit b", has_text="blue").count()
-    page.get_by_label("Input numbers").fill("one")
+    assert page.locator("#own").is_hidden()  # the best of the list is all there is
+
+
+def alert(tab, text):
+    """What the page says of a question."""
+    tab.locator("#query").fill(text)
+    tab.keyboard.press("Enter")
+    tab.get_by_role("alert").wait_for()
+    return tab.get_by_role("alert").inner_text()
+
+
+def test_numbers_that_cannot_be_used(page, words, snow):
+    opened(page, words)
+    assert alert(page, "one 2") == "Number 1 is not a number: 'one'."
+    assert alert(page, "1 2 3") == "2 numbers are needed. There are 3."
+    opened(page, snow)
+    assert alert(page, "1 2 x") == "Number 3 (slope) is not a number: 'x'."
+    assert alert(page, "1") == "3 numbers are needed. There is 1."
+    assert not page.complaints  # nothing of it was asked
+    assert alert(page, "1 1e39 2") == "Number 2 (wind) must be at most 3.4e+38."
+    assert alert(page, "1 1e30 2") == "1e+30 is too far from the numbers of training to say anything about it."
+    page.complaints.clear()
+
+
+def test_a_text_that_is_too_long(page, address):
+    opened(page, address)
+    page.keyboard.insert_text("a" * 5001)
     page.keyboard.press("Enter")
     page.get_by_role("alert").wait_for()
+    assert page.get_by_role("alert").inner_text() == "The text is longer than 5,000 characters."
+
+
+def test_columns_and_a_prediction_of_its_own(page, snow):
+    opened(page, snow)
+    assert page.get_by_label("3 numbers: air temperature, wind, slope").is_visible()
+    assert page.locator("#query").get_attribute("placeholder") == "air temperature, wind, slope"
+    page.keyboard.type("1 2 3")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#hits .hit")
+    assert page.locator("#own h2").all_inner_texts() == [
+        "Predicted searched among all outputs",
+        "Nearest known outputs",
+    ]
+    assert page.locator("#predicted code").all_inner_texts() == ["melt 1.5 runoff 2.5"]
+    known = page.locator("#hits code").all_inner_texts()
+    assert sorted(known) == ["melt -5 runoff 6e-7", "melt 1 runoff 2", "melt 3 runoff 4"]
+    page.get_by_role("button", name="Copy of the prediction").click()
+    page.wait_for_selector(".copy.done")
+    assert page.evaluate("navigator.clipboard.readText()") == "1.5 2.5"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    rows = list(csv.DictReader(io.StringIO(download.value.path().read_bytes().decode())))
+    assert [row["rank"] for row in rows] == ["predicted", "1", "2", "3"]
+    assert (rows[0]["output_melt"], rows[0]["output_runoff"]) == ("1.5", "2.5")
+    assert {row["output_runoff"] for row in rows[1:]} == {"2", "4", "6e-7"}
+    page.locator("#query").fill("")
+    page.keyboard.press("Enter")
+    page.get_by_text("The prediction and the nearest known outputs will be shown here.").wait_for()
+    assert page.locator("#own").is_hidden()
+
+
+def test_many_columns(page, snow):
+    opened(page, snow)
+    wide = "(model.columns = [...'abcdefghijkl'], model.width = 12, numbersWanted()[0])"
+    assert page.evaluate(wide) == "12 numbers: a, b, c, d, e, f, …, l"
+    assert page.evaluate("(model.columns = ['spectrum'], numbersWanted()[0])") == "12 numbers (spectrum)"
+
+
+def test_a_prediction_that_is_a_candidate_is_shown_once(page, colours):
+    opened(page, colours, "?q=grass")
+    page.wait_for_selector("#hits .hit")
+    assert page.locator("#predicted code").all_inner_texts() == ["green"]
+    assert page.locator("#whether").inner_text().startswith("also number ")
+    assert sorted(page.locator("#hits code").all_inner_texts()) == ["blue", "red"]
+    assert page.locator("#predicted .meter").is_visible()
+
+
+def test_a_prediction_that_takes_too_long(page, colours):
+    opened(page, colours)
+
+    def late(route):
+        if route.request.post_data_json["predict"]:
+            route.fulfill(status=504, json={"error": "The answer took too long.", "where": ""})
+        else:
+            route.continue_()
+
+    page.route("**/predict", late)
+    assert "took too long. These are the nearest known outputs." in alert(page, "grass")
+    assert sorted(page.locator("#hits code").all_inner_texts()) == ["blue", "green", "red"]
+    assert page.locator("#own").is_hidden()
     page.complaints.clear()
+
+
+@pytest.mark.parametrize("width", [320, 375])
+def test_nothing_scrolls_sideways_on_small_phones(browser, snow, address, width):
+    context = browser.new_context(viewport={"width": width, "height": 700}, has_touch=True)
+    for start, query in ((snow, ""), (snow, f"?q={LONG_NUMBERS}"), (snow, "?q=x"), (address, ""), (address, "?q=a")):
+        tab = opened(context.new_page(), start, query)
+        tab.wait_for_selector("#results:not(.busy)")
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+    context.close()
+
+
+def test_a_report_on_a_phone_breaks_lines_between_words(browser, tmp_path):
+    report = Report("A report", "On a phone")
+    report.facts(
+        {"known outputs": "180 different ones", "network": "words:width=256,hidden=512," * 4, "training": "a " * 60}
+    )
+    context = browser.new_context(viewport={"width": 375, "height": 700})
+    tab = context.new_page()
+    tab.goto(report.write(tmp_path / "report.html").as_uri())
+    lines = tab.evaluate(
+        """[...document.querySelectorAll("td:first-child")].flatMap((cell) =>
+          [...cell.textContent.matchAll(/\\S+/g)].map((word) => {
+            const range = document.createRange();
+            range.setStart(cell.firstChild, word.index);
+            range.setEnd(cell.firstChild, word.index + word[0].length);
+            return range.getClientRects().length;
+          }))"""
+    )
+    assert lines == [1, 1, 1, 1] and tab.evaluate("document.documentElement.scrollWidth") == 375
+    context.close()

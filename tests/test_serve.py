@@ -9,7 +9,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from dsokr import Training, decoders, kernels, networks, sketches
 from dsokr.errors import InputError
+from dsokr.tool import Predictor, embedding
+from dsokr.tool.kinds import Labels, SmilesLetters, String, Vector
 from serving import DIM, MOLECULES, HandMade, Kind
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -104,6 +107,84 @@ def test_vectors_as_inputs():
     refused(client.predict({"inputs": ["1 2"]}), 422, "inputs.0")
 
 
+def test_the_columns_of_vectors_are_named():
+    numbers = Vector(columns=("heat", "wind"), mean=(0.0, 0.0), scale=(1.0, 1.0))
+    model = HandMade(input=numbers, output=Vector(columns=("melt",), mean=(0.0,), scale=(1.0,)))
+    client = Client(create_app(model, model.index()))
+    facts = client("GET", "/health").json()
+    assert facts["columns"] == ["heat", "wind"] and facts["output_columns"] == ["melt"]
+    assert "In this order: heat, wind." in client("GET", "/openapi.json").text
+
+
+def test_the_models_own_answer_is_given_when_asked_for():
+    kinds = {"output": Labels(names=("a", "b", "c")), "rule": "kernel"}
+    model, texts = HandMade(answer="a;b", **kinds), ["c", "b;a", "c;a"]
+    client = Client(create_app(model, model.index(texts)))
+    body = {"inputs": ["one", "other"], "k": 3}
+    assert [result["prediction"] for result in client.predict(body).json()["results"]] == [None, None]
+    answer = client.predict(body | {"predict": True}).json()
+    scores = model.coefficients(body["inputs"]).sum(dim=1).tolist()
+    for result, score in zip(answer["results"], scores, strict=True):
+        own = result["prediction"]
+        assert own["output"] == "a;b" and own["score"] == pytest.approx(score)
+        assert result["hits"][own["rank"] - 1]["output"] == "b;a"  # the same set
+    unknown = HandMade(answer="b", **kinds)
+    found = Client(create_app(unknown, unknown.index(texts))).predict(body | {"predict": True}).json()
+    assert [result["prediction"]["rank"] for result in found["results"]] == [None, None]
+    assert client("GET", "/health").json()["searches"] is True
+
+
+@pytest.mark.parametrize(("decoder", "searches"), [(decoders.LabelSet(), True), (decoders.Candidates(), False)])
+def test_the_answer_is_that_of_the_predictor(decoder, searches):
+    numbers = [f"{a} {b}" for a in range(-3, 4) for b in range(-3, 4)]
+    labels = ["up" if int(text.split()[1]) > 0 else "left;down" for text in numbers]
+    parts = {"kernel": kernels.Tanimoto(), "sketch": sketches.SubSample(9), "network": networks.MLP((8,))}
+    training = Training(epochs=2, progress=False)
+    predictor = Predictor.fit(
+        numbers, labels, input=Vector(("a", "b")), output=Labels(), decoder=decoder, training=training, **parts
+    )
+    client = Client(create_app(predictor, embedding.opened(predictor, None)))
+    asked = [[-2, 3], [1, -1]]
+    found = client.predict({"inputs": asked, "predict": True}).json()["results"]
+    expected = predictor.predict([" ".join(map(str, row)) for row in asked])
+    if searches:
+        assert [result["prediction"]["output"] for result in found] == expected
+    else:
+        assert [result["prediction"] for result in found] == [None, None]
+        assert [result["hits"][0]["output"] for result in found] == expected
+    assert client("GET", "/health").json()["columns"] == ["a", "b"]
+
+
+def test_the_empty_string_is_an_answer_too():
+    model = HandMade(output=String(), answer="word")
+    model.decoded = lambda z: ([""] * len(z), z.sum(dim=1))
+    answer = Client(create_app(model, model.index(["a", "b"]))).predict({"inputs": ["a"], "predict": True}).json()
+    assert answer["results"][0]["prediction"]["output"] == "" and answer["results"][0]["prediction"]["rank"] is None
+
+
+def test_models_of_a_list_have_no_answer_beside_it(client):
+    assert client("GET", "/health").json()["searches"] is False
+    answer = client.predict({"inputs": ["a"], "predict": True}).json()
+    assert answer["results"][0]["prediction"] is None
+
+
+def test_a_slow_search_for_an_answer_is_given_up_and_keeps_nobody_waiting(monkeypatch):
+    model, decoded = HandMade(answer="CCO"), []
+
+    def slow(z):
+        decoded.append(len(z))
+        time.sleep(0.4)
+        return ["CCO"] * len(z), z.sum(dim=1)
+
+    monkeypatch.setattr(model, "decoded", slow)
+    client = Client(create_app(model, model.index(), Limits(seconds=0.6)))
+    bodies = [{"inputs": ["a"] * 10, "predict": True}] + [{"inputs": ["a"]}] * 5
+    answers = client.together([("POST", "/predict", {"content": json.dumps(body), "headers": JSON}) for body in bodies])
+    refused(answers[0], 504, "took too long")
+    assert all(answer.status_code == 200 and answer.json()["milliseconds"] < 300 for answer in answers[1:])
+    assert decoded == [1, 1]  # what nobody waits for any more is not begun
+
+
 def test_pictures_are_paths_on_the_server_and_not_taken():
     model = HandMade(input=Kind("image"))
     client = Client(create_app(model, model.index()))
@@ -128,7 +209,7 @@ def test_pictures_are_paths_on_the_server_and_not_taken():
         ({"inputs": [1]}, 422, "inputs.0"),
         ({"inputs": ["  "]}, 422, "inputs.0 is empty"),
         ({"inputs": [""]}, 422, "inputs.0 is empty"),
-        ({"inputs": ["a", "bad"]}, 422, "Input 1: 'bad' cannot be read."),
+        ({"inputs": ["a", "bad"]}, 422, "inputs.1: 'bad' cannot be read."),
         ('{"inputs": ["\\ud800"]}', 422, "unicode"),
         ({"inputs": ["a" * 5001]}, 422, "inputs.0 must have at most 5000 characters"),
         ({"inputs": ["a"] * 65}, 422, "inputs must have at most 64 items"),
@@ -143,7 +224,9 @@ def test_pictures_are_paths_on_the_server_and_not_taken():
         ({"coefficients": [[1]]}, 422, f"coefficients.0 must have at least {DIM} items. Got 1."),
         ('{"coefficients": [[NaN, 1, 1, 1]]}', 422, "coefficients.0.0"),
         ('{"coefficients": [[1e999, 1, 1, 1]]}', 422, "coefficients.0.0"),
-        ({"coefficients": [[1e13, 1, 1, 1]]}, 422, "coefficients.0.0"),
+        ({"coefficients": [[1e13, 1, 1, 1]]}, 422, "coefficients.0.0 must be at most 1e+12."),
+        ({"coefficients": [[1, "2", 1, 1]]}, 422, "coefficients.0.1 is not a number."),
+        ({"inputs": ["a"], "predict": 1}, 422, "predict"),
     ],
     ids=lambda value: str(value)[:30] if not isinstance(value, int) else "",
 )
@@ -151,8 +234,36 @@ def test_what_is_wrong_is_said_in_a_sentence(client, body, status, words):
     refused(client.predict(body), status, words)
 
 
-def test_another_content_type(client):
-    refused(client("POST", "/predict", content="inputs=a", headers={"Content-Type": "text/plain"}), 422)
+def test_what_cannot_be_read_is_named_by_its_place():
+    pytest.importorskip("rdkit", reason="needs the extra chem")
+    model = HandMade(input=SmilesLetters(longest=32))
+    body = refused(Client(create_app(model, model.index())).predict({"inputs": ["CCO", "XX"]}), 422)
+    assert body == {"error": "inputs.1: Could not parse 'XX' as a molecule.", "where": "inputs.1"}
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "multipart/form-data"}])
+def test_another_content_type(client, headers):
+    refused(
+        client("POST", "/predict", content=b'{"inputs": ["a"]}', headers=headers), 422, "Content-Type: application/json"
+    )
+
+
+def test_large_numbers():
+    """Those of training may be as large: only what single precision cannot hold is refused."""
+    model = HandMade(input=Vector(columns=("mass", "charge"), mean=(1e15, 0.0), scale=(1e14, 1.0)))
+    client = Client(create_app(model, model.index()))
+    model.coefficients = lambda inputs: torch.from_numpy(model.input.all_of(inputs, "Input")).repeat(1, DIM // 2)
+    assert client.predict({"inputs": [[1.2e15, 0.5]]}).status_code == 200
+    assert refused(client.predict({"inputs": [[1, 1e39]]}), 422, "at most 3.4e+38")["where"] == "inputs.0.1"
+
+
+@pytest.mark.parametrize("size", [1e13, float("inf"), float("nan")])
+def test_coefficients_that_are_too_large_refuse_only_their_own_request(model, size):
+    model.coefficients = lambda inputs: torch.tensor([[size if cell == "far" else 1.0] * DIM for cell in inputs])
+    bodies = [{"content": json.dumps({"inputs": ["a", text]}), "headers": JSON} for text in ("b", "far", "c")]
+    answers = Client(create_app(model, model.index())).together([("POST", "/predict", body) for body in bodies])
+    assert [answer.status_code for answer in answers] == [200, 422, 200]
+    assert refused(answers[1], 422, "far from the inputs of training")["where"] == "inputs.1"
 
 
 def test_the_body_is_refused_before_it_is_read(model):
@@ -242,7 +353,7 @@ def test_requests_at_the_same_time_are_answered_together(model):
         assert one.status_code == other.status_code
         if one.status_code == 200:
             assert one.json()["results"] == other.json()["results"]
-    refused(together[5], 422, "Input 1: 'bad'")
+    refused(together[5], 422, "inputs.1: 'bad'")
     assert max(model.asked) > 2
 
 
@@ -286,6 +397,9 @@ def test_health(client):
     facts = client("GET", "/health").json()
     assert facts["status"] == "ok" and facts["candidates"] == len(MOLECULES) and facts["coefficients"] == DIM
     assert facts["rules"] == ["kernel", "projected", "cosine"] and facts["limits"]["k"] == 100
+    assert {name: type(value) for name, value in facts["limits"].items() if name != "seconds"} == dict.fromkeys(
+        ["body_bytes", "inputs", "text", "k", "waiting", "rows"], int
+    )
 
 
 def test_drawing(client):
@@ -380,6 +494,10 @@ def running(app):
 def test_over_a_socket(model):
     with running(create_app(model, model.index(), Limits(body_bytes=2000))) as (address, _):
         assert httpx.get(f"{address}/health").json()["status"] == "ok"
+        for path in ("/", "/page.js", "/health", "/openapi.json"):
+            head = httpx.head(f"{address}{path}")
+            assert head.status_code == 200 and not head.content
+            assert head.headers["content-length"] == httpx.get(f"{address}{path}").headers["content-length"]
         refused(httpx.post(f"{address}/predict", content=b"x" * 3000, headers=JSON), 413)
 
         def chunks():

@@ -63,6 +63,21 @@ def test_words_are_hidden_in_training_alone(encoder):
     assert torch.equal(network.eval()(tokens), plain(tokens))
 
 
+def test_a_bag_of_words_is_added_to_what_the_encoder_says(encoder):
+    bag = WordBag(width=8, hidden=(8,), buckets=64)
+    both = made(TextEncoder(encoder, max_length=32, words=bag), 3).eval()
+    alone = made(TextEncoder(encoder, max_length=32), 3).eval()
+    alone.load_state_dict({name: w for name, w in both.state_dict().items() if not name.startswith("words.")})
+    said = texts(7)
+    tokens = both.prepare(said)
+    assert torch.equal(both.lengths(tokens), alone.lengths(alone.prepare(said)))
+    together = alone(alone.prepare(said)) + both.words(both.words.prepare(said))
+    assert torch.allclose(both(tokens), together, atol=1e-6)
+    (short,) = both(both.prepare(said[:1]))
+    assert torch.allclose(short, together[0], atol=1e-6)
+    assert sum(len(part) for part, _ in paces(both)) == len(list(both.parameters()))
+
+
 @pytest.mark.parametrize("pooling", ["mean", "first", "max"])
 def test_padding_changes_nothing(encoder, pooling):
     network = made(TextEncoder(encoder, pooling=pooling, max_length=32), 3).eval()

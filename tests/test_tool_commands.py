@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -108,8 +109,8 @@ METRICS = {
     "labels": {"f1", "exact"},
     "ranking": {"kendall_tau", "exact"},
     "string": {"exact", "edits"},
-    "smiles": {"similarity", "hits@1", "hits@10", "mrr", "mean_rank", "candidates"},
-    "graph": {"similarity", "exact", "ged", "hits@1", "hits@10", "mrr", "mean_rank", "candidates"},
+    "smiles": {"similarity", "hits@1", "hits@10", "mrr", "mean_rank", "candidates", "known"},
+    "graph": {"similarity", "exact", "ged", "hits@1", "hits@10", "mrr", "mean_rank", "candidates", "known"},
     "image": {"f1", "exact"},
 }
 
@@ -200,18 +201,21 @@ def test_candidates_twice_and_bad_ones(dsokr, fitted, tmp_path):
     library = tmp_path / "library.smi"
     library.write_text("CO first\nC1CC bad\nCO again\nCC\nCO third\n")
     done = dsokr("rank", fitted, inputs, "--candidates", library, "--out", tmp_path / "ranked.csv")
-    assert "2 candidates (2 that were listed again count once) were ranked for 1 inputs." in done.stdout
+    assert "2 candidates (2 listed again, counted once) were ranked for 1 input." in done.stdout
     assert "1 row was skipped:" in done.stderr and "line 2, column 'smiles': Could not parse 'C1CC'" in done.stderr
     rows = read(tmp_path / "ranked.csv")
     assert {row["prediction"]: row["name"] for row in rows} == {"CO": "first", "CC": ""}
-    assert read(tmp_path / "skipped.csv")[0]["row"] == "2"
+    assert read(tmp_path / "ranked.skipped.csv")[0]["row"] == "2"
     done = dsokr(
         "rank", fitted, inputs, "--candidates", library, "--on-error", "fail", "--out", tmp_path / "r.csv", expect=1
     )
     assert "line 2" in done.stderr and "--on-error skip" in done.stderr and not (tmp_path / "r.csv").exists()
     library.write_text("C1CC\n")
     done = dsokr("rank", fitted, inputs, "--candidates", library, "--out", tmp_path / "r.csv", expect=1)
-    assert "has no candidate that can be used. The last: " in done.stderr
+    why = "has no candidate that can be used. The first: "
+    assert why in done.stderr
+    test = write(tmp_path / "test.csv", ["text", "smiles"], [["carbon oxygen", "CO"]])
+    assert why in dsokr("evaluate", fitted, test, "--candidates", library, expect=1).stderr
 
 
 def test_candidates_in_a_table(dsokr, fitted, tmp_path):
@@ -234,6 +238,11 @@ def test_an_index_is_ranked_as_the_library(dsokr, fitted, folder, tmp_path):
     assert np.allclose([float(row["score"]) for row in a], [float(row["score"]) for row in b], atol=1e-5)
     done = dsokr("rank", fitted, inputs, "--candidates", tmp_path, "--out", tmp_path / "c.csv", expect=1)
     assert "is not an index of candidates" in done.stderr
+    index = tmp_path / "library.idx"
+    done = dsokr("rank", fitted, inputs, "--index", index, "--candidates-column", "x", "--out", "c.csv", expect=1)
+    assert f"names a column of a file of candidates: {index} is an index." in done.stderr
+    done = dsokr("evaluate", fitted, folder / "smiles.csv", "--candidates", index, expect=1)
+    assert "An evaluation takes a file of candidates, not an index." in done.stderr
 
 
 def test_a_bad_molecule_in_row_17(dsokr, folder, tmp_path):
@@ -263,17 +272,17 @@ def test_bad_inputs_of_a_prediction_do_not_lose_the_good_ones(dsokr, fitted, tmp
     assert "row 3 (the header is row 1), column 'text': The cell is empty." in done.stderr
     rows = read(tmp_path / "new" / "out.csv")
     assert [(row["row"], row["input"]) for row in rows] == [("2", "carbon"), ("4", "größe und 界")]
-    assert [row["row"] for row in read(tmp_path / "new" / "skipped.csv")] == ["3"]
+    assert [row["row"] for row in read(tmp_path / "new" / "out.skipped.csv")] == ["3"]
 
 
 def test_evaluation_ranks_as_the_metrics_do(fitted, folder, smiles):
-    """Candidates block by block, the right answers among them once, ties in the middle."""
+    """Candidates block by block, each once, ties in the middle."""
     predictor = Predictor.load(fitted, "cpu")
     true = [*smiles[60:80], smiles[60]]
     texts = [described(s) for s in true]
     z = predictor.coefficients(texts)
     candidates = [*smiles[:70], smiles[3]]
-    found = evaluation.retrieval(predictor, z, true, candidates)
+    found = evaluation.retrieval(predictor, z, true, evaluation.different(predictor, [*candidates, *true]))
     everything = list(dict.fromkeys([*candidates, *true]))
     psi, diag = predictor.embed(everything)
     scores = embedded_scores(z, psi, diag, predictor.rule)
@@ -282,11 +291,191 @@ def test_evaluation_ranks_as_the_metrics_do(fitted, folder, smiles):
     assert found == pytest.approx(expected | {"candidates": 80})
 
 
-def test_evaluate_with_candidates(dsokr, fitted, folder):
-    answer = json.loads(
-        dsokr("evaluate", fitted, folder / "smiles.csv", "--candidates", folder / "library.smi", "--json").stdout
+def test_an_evaluation_says_what_the_right_answers_were_ranked_among(dsokr, fitted, tmp_path, smiles):
+    """Without candidates: the known outputs, and the right answers, which are not known here."""
+    test = write(tmp_path / "test.csv", ["text", "smiles"], [[described(s), s] for s in [*smiles[60:], smiles[0]]])
+    found = json.loads(dsokr("evaluate", fitted, test, "--json").stdout)["metrics"]
+    known = Predictor.load(fitted, "cpu").known
+    assert found["candidates"] == len(known) + 20 and found["known"] == pytest.approx(1 / 21)
+    said = "(the known outputs and the 21 right answers, 5% of which are known outputs)"
+    assert f"Among {len(known) + 20} candidates {said} the right answer came first for" in dsokr(
+        "evaluate", fitted, test
+    ).stdout.replace("\n", " ")
+    dsokr("report", fitted, "--test", test, "--out", tmp_path / "r.html")
+    assert said in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_a_list_of_candidates_is_taken_as_it_is(dsokr, fitted, tmp_path, smiles):
+    """A right answer that is not in it is not found, and first answers come from it."""
+    test = write(tmp_path / "test.csv", ["text", "smiles"], [[described(s), s] for s in smiles[:10]])
+    for listed, share in ((smiles[:5], 0.5), (smiles[5:20], 0.5), (smiles[20:30], 0.0)):
+        (tmp_path / "library.smi").write_text("\n".join(listed))
+        arguments = ("evaluate", fitted, test, "--candidates", tmp_path / "library.smi")
+        found = json.loads(dsokr(*arguments, "--json").stdout)["metrics"]
+        assert found["listed"] == share and found["candidates"] == len(listed)
+        predictor = Predictor.load(fitted, "cpu")
+        z = predictor.coefficients([described(s) for s in smiles[:10]])
+        scores = embedded_scores(z, *predictor.embed(listed), predictor.rule)
+        there = [i for i in range(10) if smiles[i] in listed]
+        ranks = metrics.ranks(scores[there], torch.tensor([listed.index(smiles[i]) for i in there]))
+        assert found["mrr"] == pytest.approx(ranks.reciprocal().sum().item() / 10)
+        assert found["hits@1"] == (ranks <= 1).sum().item() / 10
+        assert found.get("mean_rank") == (pytest.approx(ranks.mean().item()) if there else None)
+        best = [listed[i] for i in predictor.rank([described(s) for s in smiles[:10]], listed, 1).indices[:, 0]]
+        a, b = predictor.output.all_of(best, "Output"), predictor.output.all_of(smiles[:10], "Output")
+        assert found["similarity"] == pytest.approx(predictor.basis.kernel.paired(a, b).mean().item())
+        assert f"(those of the list, which holds {share:.0%} of the right answers)" in dsokr(*arguments).stdout
+
+
+def test_other_kinds_are_judged_by_the_best_of_the_list_too(dsokr, folder, tmp_path):
+    model, table = tmp_path / "model", folder / "labels.csv"
+    dsokr("fit", "--train", table, "--input", "x", "--output", "tags", *QUICK, "--out", model)
+    (tmp_path / "list.txt").write_text("apple\n")
+    arguments = ("evaluate", model, table, "--candidates", tmp_path / "list.txt", "--json")
+    found = json.loads(dsokr(*arguments).stdout)["metrics"]
+    right = sum(row["tags"] == "apple" for row in read(table)) / 60
+    assert found["exact"] == found["hits@1"] == found["listed"] == pytest.approx(right)
+
+
+def test_what_is_read_is_not_overwritten(dsokr, fitted, folder, tmp_path):
+    inputs = write(tmp_path / "inputs.csv", ["text"], [["carbon oxygen"]])
+    library = write(tmp_path / "library.csv", ["smiles"], [["CO"], ["CC"]])
+    before = inputs.read_text(), library.read_text()
+    (tmp_path / "link.csv").symlink_to(inputs)
+    for out in (inputs, library, tmp_path / "link.csv"):
+        done = dsokr("rank", fitted, inputs, "--candidates", library, "--out", out, expect=1)
+        assert f"--out {out} would replace a file that is read." in done.stderr
+    assert (inputs.read_text(), library.read_text()) == before
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+def test_columns_carried_along_under_the_name_of_one_that_is_made(dsokr, fitted, tmp_path, ending):
+    inputs = write(tmp_path / "inputs.csv", ["text", "score", "name", "id"], [["carbon", "low", "Ann", "7"]])
+    out = tmp_path / f"out{ending}"
+    dsokr("predict", fitted, inputs, "--keep", "score,name,id", "--out", out)
+    found = tables.table(out).read(Problems()).cells
+    assert list(found) == ["row", "kept_score", "kept_name", "id", "input", "rank", "prediction", "score"]
+    assert found["kept_score"] == ["low"] and found["kept_name"] == ["Ann"] and float(found["score"][0]) < 2
+
+
+def test_a_model_of_another_task_is_not_replaced(dsokr, folder, tmp_path):
+    labels = ("fit", "--train", folder / "labels.csv", "--input", "x", "--output", "tags", *QUICK)
+    ranking = ("fit", "--train", folder / "ranking.csv", "--input", "a,b,c", "--output", "order", *QUICK)
+    assert "replaces" not in dsokr(*labels, "--out", tmp_path / "model").stderr
+    done = dsokr(*ranking, "--out", tmp_path / "model", expect=1)
+    said = "holds a model of another task (x as vector to tags as labels)."
+    assert said in done.stderr and "--restart" in done.stderr
+    assert Predictor.load(tmp_path / "model", "cpu").output.name == "labels"
+    assert f"the model that is in {tmp_path / 'model'} now" in dsokr(*labels, "--out", tmp_path / "model").stderr
+    dsokr(*ranking, "--out", tmp_path / "model", "--restart")
+    assert Predictor.load(tmp_path / "model", "cpu").output.name == "ranking"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_problems_are_told_in_the_order_of_rows(dsokr, folder, tmp_path):
+    """A row of the wrong length is seen when the table is read, a bad cell later, an undefined kernel last."""
+    good = [[x, y, 1.0 + x % 3, 2.0] for x, y in enumerate(range(30))]
+    rows = [["a", "b", "y1", "y2"], *([str(cell) for cell in row] for row in good)]
+    rows[2][3], rows[3][0], rows[4] = "x", "x", ["1", "2"]
+    (tmp_path / "t.csv").write_text("".join(f"{','.join(row)}\n" for row in rows))
+    arguments = (
+        "fit",
+        "--train",
+        tmp_path / "t.csv",
+        "--input",
+        "a,b",
+        "--output",
+        "y*",
+        *QUICK,
+        "--out",
+        tmp_path / "m",
     )
-    assert answer["metrics"]["candidates"] == 80 and 0 < answer["metrics"]["hits@10"] <= 1
+    done = dsokr(*arguments, "--on-error", "fail", expect=1)
+    assert "row 3 (the header is row 1), column 'y1, y2': 'x' in 'y2' is not a number." in done.stderr
+    done = dsokr(*arguments)
+    assert "t.csv: 30 rows" in done.stderr and "3 rows were skipped" in done.stderr
+    assert [row["row"] for row in read(tmp_path / "m" / "skipped.csv")] == ["3", "4", "5"]
+
+
+def test_bad_rows_of_a_library_are_counted_once_and_the_first_one_stops(dsokr, fitted, tmp_path):
+    inputs = write(tmp_path / "inputs.csv", ["text"], [["carbon oxygen"]])
+    library = tmp_path / "library.csv"
+    library.write_text("id,smiles\n1,CO\n2,C1CC\n3\n4,CC\n5\n")
+    arguments = ("rank", fitted, inputs, "--candidates", library, "--out", tmp_path / "ranked.csv")
+    done = dsokr(*arguments)
+    assert "2 candidates were ranked for 1 input." in done.stdout and "3 rows were skipped" in done.stderr
+    done = dsokr(*arguments, "--on-error", "fail", expect=1)
+    assert "row 3 (the header is row 1), column 'smiles'" in done.stderr
+    library.write_text("id,smiles\n1,CO\n2\n")
+    assert "row 3" in dsokr(*arguments, "--on-error", "fail", expect=1).stderr
+
+
+def test_metrics_that_are_undefined_are_left_out(dsokr, folder, tmp_path):
+    dsokr(
+        "fit",
+        "--train",
+        folder / "ranking.csv",
+        "--input",
+        "a,b,c",
+        "--output",
+        "order",
+        *QUICK,
+        "--out",
+        tmp_path / "m",
+    )
+    test = write(tmp_path / "t.csv", ["a", "b", "c", "order"], [[1, 2, 3, "apple=banana=cherry"]])
+    assert json.loads(dsokr("evaluate", tmp_path / "m", test, "--json").stdout)["metrics"] == {"exact": 0.0}
+    assert "Kendall's tau is undefined, as no two items are in order" in dsokr("evaluate", tmp_path / "m", test).stdout
+
+
+def test_a_full_disk_is_a_sentence(dsokr, fitted, folder, tmp_path):
+    """A limit on the size of files stands for it."""
+    page = tmp_path / "r.html"
+    page.write_text("the one before")
+    model = ("fit", "--train", folder / "labels.csv", "--input", "x", "--output", "tags", *QUICK)
+    state = f"dsokr: The state of the training cannot be written to {tmp_path / '.m.unfinished'}"
+    for size, arguments, said in (
+        (8_192, ("report", fitted, "--out", page), f"dsokr: {page} cannot be written: File too large."),
+        (8_192, ("embed", fitted, folder / "library.smi", "--out", tmp_path / "i"), f"dsokr: {tmp_path / 'i'} cannot"),
+        (8_192, (*model, "--out", tmp_path / "m"), f"{state} (File too large). Is the disk full?"),
+        (100_000, (*model, "--out", tmp_path / "m"), f"{state}. Is the disk full?"),  # seen by torch alone
+    ):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            done = dsokr(*arguments, expect=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert said in done.stderr.splitlines()[-1]
+    assert page.read_text() == "the one before"
+    dsokr(*model, "--out", tmp_path / "m")
+
+
+def test_a_system_error_is_a_sentence(dsokr, fitted, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(fitted / "task.json"))
+
+    monkeypatch.setattr(Predictor, "load", refuse)
+    done = dsokr("report", fitted, "--out", tmp_path / "r.html", expect=1)
+    assert done.stderr == f"dsokr: {fitted / 'task.json'} cannot be read or written: Permission denied.\n"
+
+
+def test_an_encoder_that_is_not_there_is_missed_first(monkeypatch, tmp_path):
+    """Nobody is asked over the network, and the table is not even looked for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for name in ("nosuchfolder", "models/bert", "./a/b", "a/b/c"):
+        asked = options.Options(tmp_path / "none.csv", "a", "b", tmp_path / "m", encoder=name)
+        with pytest.raises(InputError, match=f"{name} is no folder of a text encoder, nor a name on the hub"):
+            fitting.fit(asked, say=lambda line: None)
+    with pytest.raises(InputError, match="models is no folder of a text encoder: config.json is missing"):
+        fitting.fit(
+            options.Options(tmp_path / "none.csv", "a", "b", tmp_path / "m", encoder="models"), lambda line: None
+        )
+    with pytest.raises(InputError, match="There is no file"):  # a name that may be one of the hub
+        fitting.fit(
+            options.Options(tmp_path / "none.csv", "a", "b", tmp_path / "m", encoder="an/encoder"), lambda line: None
+        )
 
 
 def test_a_predictor_in_python(fitted, smiles, tmp_path):
@@ -326,7 +515,7 @@ def test_folders_that_are_no_models(fitted, tmp_path):
         ("task.json", "{", "task.json is damaged"),
         ("task.json", '{"format": 99}', "made by a newer dsokr"),
         ("task.json", '{"format": 1}', "task.json is damaged"),
-        ("candidates.csv", "output\nCC\n", "it lists 1 outputs"),
+        ("candidates.csv", "output\nCC\n", "it lists 1 output,"),
         ("candidates.csv", None, "candidates.csv cannot be read"),
     ]:
         predictor.save(tmp_path / "damaged")
@@ -359,6 +548,7 @@ def test_options_in_a_file(dsokr, folder, tmp_path):
         ("learning-rate = 'x'", "learning_rate must be a number"),
         ("kernel = 1", "kernel must be a text. Got 1"),
         ("input = [1]", "input must be a text"),
+        ("restart = true", "there is no option 'restart'"),
         ("= 1", "is not TOML"),
     ],
 )
@@ -387,7 +577,35 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         (f"{VECTOR} --network cnn", "There is no network 'cnn' for vector inputs. Choose from mlp, linear."),
         (f"{VECTOR} --size 99", "--size must be auto, or from 1 to the number of training rows, 54. Got 99."),
         (f"{VECTOR} --epochs 0", "--epochs must be at least 1. Got 0."),
-        (f"{VECTOR} --learning-rate 0", "--learning-rate must be positive. Got 0.0."),
+        (f"{VECTOR} --learning-rate 0", "--learning-rate must be positive and finite. Got 0.0."),
+        (f"{VECTOR} --learning-rate inf", "--learning-rate must be positive and finite. Got inf."),
+        (f"{VECTOR} --learning-rate nan", "--learning-rate must be positive and finite. Got nan."),
+        (f"{VECTOR} --kernel gaussian:gamma=-1", "--kernel gaussian:gamma=-1.0: Gaussian.gamma must be positive."),
+        (
+            f"{SMILES} --kernel morgan:radius=-1",
+            "--kernel morgan:radius=-1,chirality=true: the radius must be at least 0.",
+        ),
+        ("fit --train {}/string.csv --input verb --output past --out m --kernel ngram:n=0", "at least 1. Got 0."),
+        (
+            "fit --train {}/vector.csv --input a,b --output b,c --out m",
+            "The column 'b' is among both --input and --output",
+        ),
+        ("fit --train {}/vector.csv --input a --output y1 --out {}/few.csv/m", "few.csv is not a folder."),
+        (
+            "fit --train {}/same.csv --input a --output b,c --out m",
+            "All outputs in the columns b, c are the same: there",
+        ),
+        (
+            "fit --train {}/huge.csv --input a --output b --out m",
+            "row 2 (the header is row 1), column 'b': 1e+300 is too",
+        ),
+        ("fit --config {}", "is a folder. Name a TOML file."),
+        ("fit --config {}/seed.toml", "--seed must be from 0 to 2,147,483,647. Got 99999999999."),
+        ("predict {} {}/vector.csv --out {}/few.csv/o.csv", "few.csv is not a folder."),
+        ("predict {} {}/vector.csv --out o.csv --candidates-column c", "name the file with --candidates."),
+        ("evaluate {} {}/vector.csv --candidates-column c", "name the file with --candidates."),
+        ("report {} --out {}/few.csv/r.html", "few.csv is not a folder."),
+        ("serve {} --timeout 0", "--timeout must be positive and finite. Got 0.0."),
         (f"{VECTOR} --output-kind smiles", "None of the 60 rows of"),
         (f"{VECTOR} --device tpu", "Unknown device 'tpu'"),
         (f"{VECTOR} --on-error no", "--on-error must be skip or fail. Got 'no'."),
@@ -407,6 +625,9 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
 def test_errors_are_one_sentence(dsokr, folder, tmp_path, monkeypatch, line, message):
     monkeypatch.chdir(tmp_path)
     write(folder / "few.csv", ["a", "b"], [[1, 2], [3, 4], [5, 6]])
+    (folder / "seed.toml").write_text("train = 't.csv'\ninput = 'a'\noutput = 'b'\nout = 'm'\nseed = 99999999999\n")
+    write(folder / "same.csv", ["a", "b", "c"], [[x, 1, 2] for x in range(20)])
+    write(folder / "huge.csv", ["a", "b"], [[x, f"{x + 1}e300"] for x in range(20)])
     done = dsokr(*line.replace("{}", str(folder)).split(), expect=1)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("dsokr: ") and message in last and done.stdout == ""

@@ -85,7 +85,10 @@ def test_a_damaged_task_file_is_said():
         (Ranking(("a", "b")), "", "The cell is empty."),
         (Ranking(("a", "b")), "a>a", "'a' is ranked twice."),
         (Ranking(("apple", "b")), "appel>b", "There is no item 'appel' in training. Did you mean 'apple'?"),
-        (Ranking(("a", "b"), full=True), "a", "'b' is not ranked, and this kernel takes full rankings only."),
+        (Ranking(("a", "b", "c"), full=True), "a>c", "'b' is not ranked, and this kernel takes full rankings only."),
+        (Ranking(("a", "b")), "a", "A ranking has two items or more. Got 'a' alone."),
+        (Vector(), "1 -1e300", "-1e+300 is too large a number: at most 1e+100."),
+        (Vector((), (0.0,), (1.0,)), "1e90", "1e+90 is too far from the numbers of training"),
         (Ranking(("a", "b"), full=True), "a=b", "Items are tied, and this kernel takes full rankings only."),
         (String(), "", "The cell is empty."),
         (Molecule(), "C1CC", "Could not parse 'C1CC' as a molecule."),
@@ -212,7 +215,8 @@ def test_what_cannot_be_guessed_or_does_not_exist():
         ("wl:iterations", choices.KERNELS[Molecule], "A parameter is written iterations=value. Got 'iterations'"),
         ("wl:iterations=x", choices.KERNELS[Molecule], "wl:iterations must be a whole number. Got 'x'"),
         ("wl:bonds=maybe", choices.KERNELS[Molecule], "wl:bonds must be true or false. Got 'maybe'"),
-        ("gaussian:gamma=x", choices.KERNELS[Vector], "gaussian:gamma must be a number. Got 'x'"),
+        ("gaussian:gamma=x", choices.KERNELS[Vector], "gaussian:gamma must be a finite number. Got 'x'"),
+        ("gaussian:gamma=nan", choices.KERNELS[Vector], "gaussian:gamma must be a finite number. Got 'nan'"),
     ],
 )
 def test_typos_in_names_and_parameters(text, table, message):

@@ -86,9 +86,11 @@ def test_rows_are_counted_as_a_spreadsheet_does(tmp_path):
     problems = Problems()
     assert read(path, problems=problems).numbers == [2, 4]
     assert problems.found[0].row == 3
-    assert "t.csv, row 3 (the header is row 1): It has 1 cells, the header has 2" in problems.found[0].sentence()
+    assert "t.csv, row 3 (the header is row 1): It has 1 cell, the header has 2" in problems.found[0].sentence()
+    problems.settle()
+    problems.on_error = "fail"
     with pytest.raises(InputError, match="row 3 .*--on-error skip"):
-        read(path, problems=Problems("fail"))
+        problems.settle()
 
 
 def test_a_library_is_read_in_blocks(tmp_path):
@@ -124,12 +126,21 @@ def test_bad_lines_of_json(tmp_path):
     assert "not JSON" in reasons[0] and "Got list" in reasons[1] and "does not have it" in reasons[2]
 
 
-def test_nul_bytes_and_huge_cells_are_one_bad_row(tmp_path):
+def test_long_cells_are_read_and_a_quote_that_is_never_closed_is_missed(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a\n" + "x" * 200_000 + "\nlast\n")
+    assert [len(cell) for cell in read(path).cells["a"]] == [200_000, 4]
+    path.write_text("a\n" + "x" * (tables.LONGEST_CELL + 1) + "\nlast\n")
     problems = Problems()
     assert read(path, problems=problems).cells == {"a": ["last"]}
-    assert "cannot be read" in problems.found[0].reason and problems.found[0].row == 2
+    assert "Is a double quote missing" in problems.found[0].reason and problems.found[0].row == 2
+
+
+def test_a_table_of_bad_rows_only(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1\n2\n")
+    with pytest.raises(InputError, match="None of the 2 rows of .*t.csv can be used. The first: .*row 2"):
+        read(path)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +188,7 @@ def test_a_missing_file_and_a_missing_column_name_what_is_near(tmp_path):
         read(tmp_path / "pairs.csv", ["smiles2"])
 
 
-def test_where_a_table_cannot_be_written(tmp_path):
+def test_where_a_table_cannot_be_written(tmp_path, monkeypatch):
     for name, message in [
         ("out.xlsx", "cannot write .xlsx"),
         ("out.smi", "cannot write .smi"),
@@ -189,8 +200,12 @@ def test_where_a_table_cannot_be_written(tmp_path):
     with pytest.raises(InputError, match="is a folder"):
         tables.check_writable(tmp_path / "folder.csv")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
-        tables.write(tmp_path / "file" / "out.csv", ["a"], [])
+    with pytest.raises(InputError, match="out.csv cannot be written: .*file is not a folder"):
+        tables.check_writable(tmp_path / "file" / "out.csv")
+    tables.check_writable(tmp_path / "new" / "folder" / "out.csv")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(InputError, match="out.csv cannot be written: nothing may be written to the folder"):
+        tables.check_writable(tmp_path / "new" / "out.csv")
 
 
 def test_an_error_while_writing_leaves_what_was_there(tmp_path):
@@ -219,15 +234,20 @@ def test_skipped_rows_are_listed_beside_the_output(tmp_path):
     problems = Problems()
     for row in range(12):
         problems.add(tmp_path / "p.csv", row, f"row {row}", "a", "The cell is empty.")
-    tables.write_skipped(problems, tmp_path)
-    found = read(tmp_path / "skipped.csv")
+    out = tables.skipped_beside(tmp_path / "ranked.csv.gz")
+    assert out == tmp_path / "ranked.skipped.csv"
+    tables.write_skipped(problems, out)
+    found = read(out)
     assert len(found) == 12 and found.cells["reason"][0] == "The cell is empty."
     assert problems.lines()[0] == "12 rows were skipped:" and problems.lines()[-1] == "  ... and 2 more"
-    tables.write_skipped(Problems(), tmp_path)
-    assert not (tmp_path / "skipped.csv").exists()
-    (tmp_path / "skipped.csv").write_text("somebody's own\n")
-    tables.write_skipped(Problems(), tmp_path)
-    assert (tmp_path / "skipped.csv").exists()
+    tables.write_skipped(problems, out)  # an older list gives way
+    tables.write_skipped(Problems(), out)
+    assert not out.exists()
+    out.write_text("somebody's own\n")
+    tables.write_skipped(Problems(), out)
+    with pytest.warns(UserWarning, match="ranked.skipped.csv is not a list of skipped rows and stays"):
+        tables.write_skipped(problems, out)
+    assert out.read_text() == "somebody's own\n"
 
 
 def test_an_empty_cell_in_quotes_is_no_blank_line(tmp_path):

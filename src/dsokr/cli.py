@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import sys
 import warnings
@@ -32,6 +33,13 @@ class OneSentence(TyperGroup):
         except DSOKRError as error:
             print(f"dsokr: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
+        except BrokenPipeError:
+            raise  # who reads the output has gone, and wants to hear nothing
+        except OSError as error:
+            file = error.filename2 or error.filename
+            what = f"{file} cannot be read or written" if file else "The system does not allow it"
+            print(f"dsokr: {what}: {error.strerror or error}.", file=sys.stderr)
+            raise typer.Exit(1) from error
         except KeyboardInterrupt as stop:
             print(f"dsokr: {str(stop) or 'interrupted'}", file=sys.stderr)
             raise typer.Exit(130) from stop
@@ -48,6 +56,7 @@ EXTRAS = {
     "chem": ["rdkit"],
     "graphs": ["numba", "networkx"],
     "text": ["transformers"],
+    "gnn": ["torch-geometric"],
     "ot": ["POT"],
     "search": ["faiss-cpu"],
     "serve": ["fastapi", "uvicorn"],
@@ -249,7 +258,9 @@ def fit(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
     on_error: Annotated[str | None, typer.Option(help="skip rows that cannot be used (default), or fail.")] = None,
     config: Annotated[Path | None, typer.Option(help="The same options in a TOML file.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Give up an interrupted training.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Give up an interrupted training, or a model of another task in --out.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train on one's own table of inputs and outputs. Ctrl-C, and the same command again goes on."""
@@ -340,6 +351,8 @@ def evaluate(
     from dsokr.tool import Predictor, evaluation
     from dsokr.tool.problems import Problems
 
+    if candidates is None and candidates_column is not None:
+        raise InputError("--candidates-column names a column of a file of candidates: name the file with --candidates.")
     problems = Problems.of(on_error)
     with _notes():
         done = evaluation.of_table(Predictor.load(model, device), test, problems, candidates, candidates_column)
@@ -422,9 +435,7 @@ def embed(
 @app.command()
 def serve(
     model: Model,
-    index: Annotated[
-        Path | None, typer.Option(help="Index of `dsokr embed`; without it, the outputs of training.")
-    ] = None,
+    index: Annotated[Path | None, typer.Option(help="Index of `dsokr embed`; without it, the known outputs.")] = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 is for everyone on the network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = 10.0,
@@ -435,6 +446,8 @@ def serve(
     from dsokr.serve import Limits, create_app, server
     from dsokr.tool import Predictor, embedding
 
+    if not 0 < timeout < math.inf:
+        raise InputError(f"--timeout must be positive and finite. Got {timeout}.")
     with _notes():
         predictor = Predictor.load(model, device)
         candidates = embedding.opened(predictor, index)
@@ -496,7 +509,7 @@ def _teller(as_json: bool) -> Any:
 
 
 def _print_json(facts: dict[str, Any]) -> None:
-    print(json.dumps(facts, indent=2))
+    print(json.dumps(facts, indent=2, allow_nan=False))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsokr.plotting import pyplot
+from dsokr.writing import drafted
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1c2330;
@@ -22,7 +23,7 @@ th { border-bottom: 2px solid #1c2330; } td { border-bottom: 1px solid #dde2ea; 
 td:first-child, th:first-child, .texts td, .texts th { text-align: left; }
 .texts tr.right td { color: #1a7f37; } img { max-width: 100%; } tr.ours td { font-weight: 600; }
 table.facts td { text-align: left; vertical-align: top; overflow-wrap: anywhere; }
-table.facts td:first-child { color: #51607a; white-space: nowrap; }
+table.facts td:first-child { color: #51607a; white-space: nowrap; overflow-wrap: normal; }
 pre { background: #f4f6f9; padding: 0.8rem 1rem; border-radius: 6px; overflow-x: auto; }
 .card { border: 1px solid #dde2ea; border-radius: 8px; padding: 0.8rem 1rem; margin: 1rem 0; }
 .card p { margin: 0 0 0.6rem; } .row { display: flex; gap: 0.6rem; overflow-x: auto; }
@@ -100,7 +101,6 @@ class Report:
         )
 
     def write(self, path: Path) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
         title, lead, body = html.escape(self.title), html.escape(self.lead), "".join(self.parts)
         page = (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -108,7 +108,8 @@ class Report:
             f"<title>{title}</title><style>{STYLE}</style></head>"
             f'<body><h1>{title}</h1><p class="lead">{lead}</p>{body}</body></html>'
         )
-        path.write_text(page, encoding="utf-8")
+        with drafted(path) as draft:
+            draft.write_text(page, encoding="utf-8")
         return path
 
 

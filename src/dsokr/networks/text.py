@@ -23,6 +23,8 @@ from dsokr.networks.base import require_shares, require_sizes
 Pooling = Literal["mean", "first", "max"]
 
 PADDING = 0  # of a bag of words; encoders bring their own
+SPREAD = 0.03  # of the vectors of words at the start: what is learned of a word soon outweighs chance
+WORDS_PACE = 10.0  # at which a bag of words learns beside an encoder
 MULTIPLE = 8  # lengths of batches are rounded up to it: odd ones are slow on a GPU
 WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -36,7 +38,8 @@ class TextEncoder:
     tokens are averaged ("mean"), or the "first" or the "max" is taken; ``hidden`` puts layers before the last one. New
     weights learn at ``Training.learning_rate``, the pretrained ones at ``rate`` times that (0: not at all). A share
     ``masked`` of the tokens is hidden in training, others every time, so that no single word is relied on. With
-    ``checkpointing`` activations are computed twice rather than kept: less memory, a third more time.
+    ``words`` what a bag of the text's own words says is added: names that are no words to the encoder are to the bag.
+    With ``checkpointing`` activations are computed twice rather than kept: less memory, a third more time.
     """
 
     encoder: str
@@ -46,6 +49,7 @@ class TextEncoder:
     dropout: float = 0.1  # of the encoder, and before each new layer
     rate: float = 1.0
     masked: float = 0.0
+    words: WordBag | None = None
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -73,19 +77,27 @@ class EncodedText(nn.Module):
             raise InputError(f"TextEncoder.masked must be 0: {shape.encoder} has no token for a hidden word.")
         widths = (self.encoder.config.hidden_size, *shape.hidden)
         self.head = nn.Sequential(*_layers(widths, shape.dropout), nn.Linear(widths[-1], p))
+        self.words = None if shape.words is None else shape.words(p)
 
     def prepare(self, xs: Sequence[str]) -> Tensor:  # (n, longest of them) int32
-        """Token ids. Computed once per data set; those of the last few data sets are kept."""
+        """Token ids, and after ``max_length`` of them those of the bag of words, if there is one.
+
+        Computed once per data set; those of the last few data sets are kept.
+        """
         tokens = _tokenized(self.shape.encoder, self.shape.max_length, _checked("TextEncoder", xs))
-        return tokens[:, : self._longest(tokens)].clone()
+        if self.words is None:
+            return tokens[:, : self._longest(tokens)].clone()
+        whole = F.pad(tokens, (0, self.shape.max_length - tokens.shape[1]), value=self.padding)
+        return torch.cat([whole, self.words.prepare(xs)], dim=1)
 
     def lengths(self, tokens: Tensor) -> Tensor:  # (n,)
         """How many tokens every text has: batches of similar texts are faster."""
-        return (tokens != self.padding).sum(dim=1)
+        return (tokens[:, : self.shape.max_length] != self.padding).sum(dim=1)
 
     def paces(self) -> list[tuple[list[nn.Parameter], float]]:
         """The weights with the share of the learning rate at which they learn."""
-        return [(list(self.encoder.parameters()), self.shape.rate), (list(self.head.parameters()), 1.0)]
+        new = [(list(self.encoder.parameters()), self.shape.rate), (list(self.head.parameters()), 1.0)]
+        return new if self.words is None else [*new, (list(self.words.parameters()), WORDS_PACE)]
 
     def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width)
         """What the encoder makes of the texts, before the new layers."""
@@ -103,11 +115,12 @@ class EncodedText(nn.Module):
         return (states * weights).sum(dim=1) / weights.sum(dim=1)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, p)
-        return self.head(self.embed(tokens))
+        z = self.head(self.embed(tokens))
+        return z if self.words is None else z + self.words(tokens[:, self.shape.max_length :])
 
     def _longest(self, tokens: Tensor) -> int:
         longest = int(self.lengths(tokens).max()) if len(tokens) else 1
-        return min(tokens.shape[1], -(-longest // MULTIPLE) * MULTIPLE)
+        return min(tokens.shape[1], self.shape.max_length, -(-longest // MULTIPLE) * MULTIPLE)
 
 
 def _layers(widths: Sequence[int], dropout: float) -> list[nn.Module]:
@@ -210,7 +223,7 @@ class WordBag:
     width: int = 128
     hidden: tuple[int, ...] = (512,)
     dropout: float = 0.1
-    buckets: int = 1 << 14
+    buckets: int = 1 << 16
     longest: int = 512  # words
 
     def __post_init__(self) -> None:
@@ -228,6 +241,8 @@ class BagOfWords(nn.Module):
         super().__init__()
         self.shape = shape
         self.vectors = nn.Embedding(shape.buckets, shape.width, padding_idx=PADDING)
+        with torch.no_grad():
+            self.vectors.weight *= SPREAD
         widths = (shape.width, *shape.hidden)
         self.head = nn.Sequential(nn.LayerNorm(shape.width), *_layers(widths, shape.dropout), nn.Linear(widths[-1], p))
 

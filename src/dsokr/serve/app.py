@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Protocol, Union
+from typing import Any, Union
 
 from dsokr import __version__
 from dsokr.basis import RULES
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.index import CandidateIndex
-from dsokr.serve.answers import Hits, Model, Question, answer
+from dsokr.serve.answers import Found, Hits, Model, Question, ToDecode, answer, decode
 from dsokr.serve.batches import Batches, Busy
 from dsokr.serve.limits import Limits
 
@@ -22,7 +22,7 @@ try:
     from fastapi.responses import Response
 
     from dsokr.serve.refusals import REFUSED, LimitedBody, answer_errors
-    from dsokr.serve.schema import Answer, Health, Hit, Problem, Result, question_models
+    from dsokr.serve.schema import Answer, Health, Hit, Prediction, Problem, Result, question_models
 except ImportError as error:
     raise MissingExtraError("FastAPI", "serve") from error
 
@@ -50,18 +50,8 @@ PICTURE: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Served(Model, Protocol):
-    """What is served: a :class:`dsokr.tool.Predictor`, or something like it."""
-
-    @property
-    def input(self) -> Any: ...  # a kind: it has a name
-
-    @property
-    def output(self) -> Any: ...
-
-
 def create_app(
-    predictor: Served,
+    predictor: Model,
     index: CandidateIndex,
     limits: Limits = Limits(),  # noqa: B008 # frozen, so sharing it is harmless
     examples: tuple[str, ...] = (),
@@ -70,10 +60,13 @@ def create_app(
     batches: Batches[Question, Hits] = Batches(
         lambda questions: answer(predictor, index, questions), limits.rows, limits.waiting
     )
+    decoding: Batches[ToDecode, Found] = Batches(  # beside it, and one by one: a search may take its time
+        lambda asked: decode(predictor, asked), 1, limits.waiting
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with batches:
+        async with batches, decoding:
             yield
 
     app = FastAPI(
@@ -87,21 +80,24 @@ def create_app(
     app.add_middleware(LimitedBody, limits=limits)
     answer_errors(app)
     facts = _facts(predictor, index, limits, examples)
-    _add_predict(app, batches, index, facts, limits)
+    _add_predict(app, batches, decoding, index, facts, limits)
     _add_health(app, facts)
     _add_drawing(app, limits)
     for path in PAGE:
-        app.add_api_route(path, _file(path), methods=["GET"], include_in_schema=False)
+        app.add_api_route(path, _file(path), methods=["GET", "HEAD"], include_in_schema=False)
     return app
 
 
-def _facts(predictor: Served, index: CandidateIndex, limits: Limits, examples: tuple[str, ...]) -> Health:
+def _facts(predictor: Model, index: CandidateIndex, limits: Limits, examples: tuple[str, ...]) -> Health:
     return Health(
         status="ok",
         version=__version__,
         input="" if predictor.input.name == "image" else predictor.input.name,  # paths are for the server's owner
         width=len(getattr(predictor.input, "mean", ())) or 1,
+        columns=list(getattr(predictor.input, "columns", ())),
         output=predictor.output.name,
+        output_columns=list(getattr(predictor.output, "columns", ())),
+        searches=predictor.searches,
         candidates=len(index),
         coefficients=index.head.dim,
         rule=predictor.rule,
@@ -114,20 +110,30 @@ def _facts(predictor: Served, index: CandidateIndex, limits: Limits, examples: t
 
 
 def _add_predict(
-    app: FastAPI, batches: Batches[Question, Hits], index: CandidateIndex, facts: Health, limits: Limits
+    app: FastAPI,
+    batches: Batches[Question, Hits],
+    decoding: Batches[ToDecode, Found],
+    index: CandidateIndex,
+    facts: Health,
+    limits: Limits,
 ) -> None:
-    models = question_models(facts.input, facts.width, facts.coefficients, facts.rule, limits)
+    models = question_models(facts, limits)
     asked: Any = models[0] if len(models) == 1 else Union[tuple(models)]  # noqa: UP007 # made at run time
 
     @app.post("/predict", responses=REFUSED, response_model=Answer)
     async def predict(question: asked = Body()) -> Response:  # noqa: B008 # how FastAPI is told
-        """The k best candidates for every input."""
+        """The k best candidates for every input and, if that is asked for, the model's own answer."""
         start = time.perf_counter()
         inputs, coefficients = (getattr(question, name, None) for name in ("inputs", "coefficients"))
         wanted = Question(inputs, coefficients, question.k, question.rule)
         hits = await _in_time(batches.ask(wanted, wanted.size, limits.seconds))
-        spent = round(1000 * (time.perf_counter() - start), 3)
         results = _results(index, hits)
+        if question.predict and facts.searches:
+            for z, result in zip(hits.coefficients, results, strict=True):
+                left = start + limits.seconds - time.perf_counter()
+                found = await _in_time(decoding.ask(ToDecode(z, [hit.output for hit in result.hits]), 1, left))
+                result.prediction = Prediction(**found._asdict())
+        spent = round(1000 * (time.perf_counter() - start), 3)
         made = Answer(rule=question.rule, candidates=len(index), milliseconds=spent, results=results)
         return Response(made.model_dump_json(), media_type="application/json")
 
@@ -137,6 +143,8 @@ def _add_health(app: FastAPI, facts: Health) -> None:
     async def health() -> Health:
         """What is served, and how."""
         return facts
+
+    app.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
 
 def _add_drawing(app: FastAPI, limits: Limits) -> None:
@@ -162,7 +170,8 @@ def _results(index: CandidateIndex, hits: Hits) -> list[Result]:
             hits=[
                 Hit(rank=rank, index=at, output=index.texts[at], name=index.names[at], score=score, cosine=cosine)
                 for rank, (at, score, cosine) in enumerate(zip(*row, strict=True), start=1)
-            ]
+            ],
+            prediction=None,
         )
         for row in rows
     ]

@@ -31,11 +31,13 @@ def answer_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         if any(found["type"] == "json_invalid" for found in error.errors()):
             return problem(400, "The body is not JSON.")
+        if request.method == "POST" and "json" not in request.headers.get("content-type", ""):
+            return problem(422, "Send JSON, and say so with the header Content-Type: application/json.")
         return problem(422, *_sentence(error))
 
     @app.exception_handler(DSOKRError)
     async def refused(request: Request, error: DSOKRError) -> JSONResponse:
-        return problem(422 if isinstance(error, InputError) else 500, str(error))
+        return problem(422 if isinstance(error, InputError) else 500, str(error), getattr(error, "where", ""))
 
     @app.exception_handler(RoutingError)
     async def lost(request: Request, error: RoutingError) -> JSONResponse:
@@ -85,6 +87,12 @@ def _worded(found: dict[str, Any], where: str) -> str:
             return f"{where} must have at least {limits['min_length']} items. Got {limits['actual_length']}."
         case "too_long":
             return f"{where} must have at most {limits['max_length']} items."
+        case "float_type" | "finite_number":
+            return f"{where} is not a number."
+        case "less_than_equal":
+            return f"{where} must be at most {limits['le']:g}."
+        case "greater_than_equal":
+            return f"{where} must be at least {limits['ge']:g}."
         case "model_attributes_type" | "model_type":
             return f"{where} must be a JSON object."
         case _:

@@ -9,7 +9,9 @@ from dsokr.basis import RULES, Rule
 from dsokr.index.exact import LARGEST
 from dsokr.serve.limits import Limits
 
-Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+LARGEST_INPUT = 3.4e38  # networks compute in single precision
+InputNumber = Annotated[float, Field(strict=True, ge=-LARGEST_INPUT, le=LARGEST_INPUT, allow_inf_nan=False)]
+Coefficient = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 
 
 def _number(value: Any) -> Any:
@@ -33,10 +35,19 @@ class Hit(BaseModel):
     cosine: float = Field(description="The cosine of prediction and candidate, from -1 to 1, whatever the rule.")
 
 
+class Prediction(BaseModel):
+    """What the model's decoder finds among all outputs there can be, as `dsokr predict` does."""
+
+    output: str
+    score: float = Field(description="By the rule of the model, see /health; larger is better.")
+    rank: int | None = Field(description="Its rank among the hits, if it is one of them.")
+
+
 class Result(BaseModel):
-    """The best candidates for one input, best first."""
+    """The best candidates for one input, best first, and the model's own answer."""
 
     hits: list[Hit]
+    prediction: Prediction | None = Field(description="If predict was asked for and the model searches, see /health.")
 
 
 class Answer(BaseModel):
@@ -58,29 +69,36 @@ class Health(BaseModel):
     version: str
     input: str = Field(description="The kind of inputs: text, smiles, string or vector; or none.")
     width: int = Field(description="How many numbers an input of kind vector has.")
+    columns: list[str] = Field(description="The columns these numbers had in training, in their order.")
     output: str = Field(description="The kind of outputs.")
+    output_columns: list[str] = Field(description="The columns that outputs of kind vector had in training.")
+    searches: bool = Field(description="Whether predict gives an answer of the model's own, beside the candidates.")
     candidates: int
     coefficients: int = Field(description="p, how many coefficients a prediction has.")
     rule: Rule = Field(description="The decoding rule that is used unless another is asked for.")
     rules: list[Rule]
     drawing: bool = Field(description="Whether /drawing draws molecules here.")
     kind: str = Field(description="How the candidates are searched: exact, flat, hnsw or ivfpq.")
-    limits: dict[str, float]
+    limits: dict[str, int | float]
     examples: list[str] = Field(description="Inputs to try.")
 
 
-def question_models(kind: str, width: int, dim: int, rule: Rule, limits: Limits) -> list[type[BaseModel]]:
+def question_models(facts: Health, limits: Limits) -> list[type[BaseModel]]:
     """What /predict takes: inputs of the model's kind, if they can be sent, or coefficients."""
+    width, dim = facts.width, facts.coefficients
     common: dict[str, Any] = {
         "k": (Whole, Field(min(10, limits.k), ge=1, le=limits.k, description="How many candidates.")),
-        "rule": (Rule, Field(rule, description=f"The decoding rule: {', '.join(RULES)}.")),
+        "rule": (Rule, Field(facts.rule, description=f"The decoding rule: {', '.join(RULES)}.")),
+        "predict": (bool, Field(False, strict=True, description="Whether the model's own answer is wanted too.")),
     }
     asked: dict[str, Any] = {}
-    if kind == "vector":
-        asked["inputs"] = Annotated[list[Number], Field(min_length=width, max_length=width)]
-    elif kind:
+    if facts.input == "vector":
+        order = f"In this order: {', '.join(facts.columns)}." if len(facts.columns) == width else None
+        numbers = Field(min_length=width, max_length=width, description=order)
+        asked["inputs"] = Annotated[list[InputNumber], numbers]
+    elif facts.input:
         asked["inputs"] = Annotated[str, Field(min_length=1, max_length=limits.text, pattern=r"\S")]
-    asked["coefficients"] = Annotated[list[Number], Field(min_length=dim, max_length=dim)]
+    asked["coefficients"] = Annotated[list[Coefficient], Field(min_length=dim, max_length=dim)]
     return [_question(name, one, limits, common) for name, one in asked.items()]
 
 

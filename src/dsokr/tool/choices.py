@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +26,7 @@ from dsokr.types import Graph
 SEARCHED_ATOMS = 12  # molecules up to this size are searched for; larger ones are picked from a list
 SEARCHED_LETTERS = 40  # strings, likewise
 VALENCES = {5: 3, 6: 4, 7: 3, 8: 2, 9: 1, 14: 4, 15: 5, 16: 6, 17: 1, 35: 1, 53: 1}
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 DECODERS = ("auto", "candidates", "search")
 
 
@@ -79,7 +83,7 @@ KERNELS: Mapping[type[OutputKind], Mapping[str, Choice]] = {
     String: {
         "ngram": Choice(
             "shared strings of up to n letters",
-            lambda ys, n: kernels.NGram(tuple(range(1, n + 1))), {"n": 3},
+            lambda ys, n: kernels.NGram(tuple(range(1, n + 1)) or n), {"n": 3},
         ),
         "gappy": Choice(
             "shared strings of n letters with gaps between",
@@ -184,10 +188,13 @@ def _value(text: str, default: Any, what: str) -> Any:
         if isinstance(default, int):
             return int(text)
         if isinstance(default, float) or (default == "auto" and text != "auto"):
-            return float(text)
+            number = float(text)
+            if not math.isfinite(number):
+                raise ValueError(text)
+            return number
     except (ValueError, KeyError):
         kind = {bool: "true or false", tuple: "whole numbers with x between, 256x256", int: "a whole number"}
-        raise InputError(f"{what} must be {kind.get(type(default), 'a number')}. Got {text!r}.") from None
+        raise InputError(f"{what} must be {kind.get(type(default), 'a finite number')}. Got {text!r}.") from None
     return text
 
 
@@ -197,13 +204,26 @@ def for_kernel(kind: OutputKind, name: str, parameters: Mapping[str, Any]) -> Ou
         return replace(kind, full=name != "kemeny")
     if isinstance(kind, Molecule):
         own = {key: parameters[key] for key in FINGERPRINT} if name in FORMS else {}
+        if own.get("radius", 0) < 0:
+            raise InputError(f"--kernel {written(name, parameters)}: the radius must be at least 0.")
         return replace(kind, form=FORMS.get(name, "graph"), **own)
     return kind
 
 
 def kernel(kind: OutputKind, name: str, parameters: Mapping[str, Any], ys: Outputs) -> Kernel:
     own = FINGERPRINT if isinstance(kind, Molecule) and name in FORMS else ()
-    return KERNELS[type(kind)][name].make(ys, **{key: v for key, v in parameters.items() if key not in own})
+    given = {key: value for key, value in parameters.items() if key not in own}
+    with _asked_for("--kernel", name, parameters):
+        return KERNELS[type(kind)][name].make(ys, **given)
+
+
+@contextmanager
+def _asked_for(option: str, name: str, parameters: Mapping[str, Any]) -> Iterator[None]:
+    """What is wrong with something that was asked for is said of the option."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{option} {written(name, parameters)}: {error}") from error
 
 
 def networks_of(kind: Kind) -> Mapping[str, Choice]:
@@ -216,7 +236,19 @@ def network(kind: Kind, name: str, parameters: Mapping[str, Any]) -> NetworkFact
         given["longest"] = kind.longest
     if name == "encoder" and not given["folder"]:
         raise InputError("The network encoder needs the folder or name of a text encoder: --encoder FOLDER_OR_NAME.")
-    return networks_of(kind)[name].make(**given)
+    if name == "encoder":
+        check_encoder(given["folder"])
+    with _asked_for("--network", name, parameters):
+        return networks_of(kind)[name].make(**given)
+
+
+def check_encoder(name: str) -> None:
+    """That this is a folder with an encoder in it, or may be a name on the hub, which is not asked."""
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise InputError(f"{name} is no folder of a text encoder: config.json is missing.")
+    if not folder.is_dir() and (not HUB_NAME.fullmatch(name) or folder.parent.is_dir()):
+        raise InputError(f"{name} is no folder of a text encoder, nor a name on the hub, organisation/model.")
 
 
 def decoder(text: str, kind: OutputKind, kernel: Kernel, ys: Outputs) -> Decoder:

@@ -14,7 +14,8 @@ from dsokr.errors import InputError, Interrupted
 from dsokr.index import Block, BuildOptions, CandidateIndex, build, fingerprint
 from dsokr.index.build import Progress
 from dsokr.tool import tables
-from dsokr.tool.prediction import library_blocks, usable
+from dsokr.tool.kinds import counted
+from dsokr.tool.prediction import again, library_blocks, usable
 from dsokr.tool.predictor import Predictor
 from dsokr.tool.problems import Problems
 
@@ -32,8 +33,8 @@ class Embedded:
     seconds: float
 
     def sentence(self) -> str:
-        twice = f" ({self.duplicates:,} that were listed again count once)" if self.duplicates else ""
-        return f"{len(self.index):,} candidates{twice} are in the index."
+        are = "is" if len(self.index) == 1 else "are"
+        return f"{counted(len(self.index), 'candidate')}{again(self.duplicates)} {are} in the index."
 
 
 def embed(
@@ -64,6 +65,8 @@ def embed(
         )
     except KeyboardInterrupt as stop:
         raise Interrupted(f"Stopped. The same command goes on where it was; {out} holds what is done.") from stop
+    except OSError as error:
+        raise InputError(f"{error.filename or out} cannot be read or written: {error.strerror or error}.") from error
     return Embedded(index, source.duplicates, time.monotonic() - start)
 
 
@@ -99,7 +102,8 @@ class _Source:
                 continue
             values, places = usable(predictor, block, new, self.problems)
             psi, diag = _coordinates(predictor, values, len(places))
-            sentences = [problem.sentence() for problem in self.problems.found[told:] if problem.row > start]
+            bad = sorted(self.problems.found[told:], key=lambda problem: problem.row)
+            sentences = [problem.sentence() for problem in bad if problem.row > start]
             texts, names = [block.cells[place] for place in places], [block.names[place] for place in places]
             yield Block(texts, psi, diag, names, read=block.rows[-1] - row, skipped=sentences)
             row, told = block.rows[-1], len(self.problems.found)

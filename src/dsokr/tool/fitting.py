@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Generator
 
 from dsokr import __version__, losses, selection, sketches
@@ -22,14 +22,15 @@ from dsokr.errors import DSOKRError, InputError, Interrupted, ModelFolderError, 
 from dsokr.io import is_replaceable
 from dsokr.kernels import Kernel
 from dsokr.locks import LOCK, sole_writer
-from dsokr.outputs import count, take
+from dsokr.outputs import count, distinct, take
 from dsokr.tool import choices, evaluation, guess, report, tables
-from dsokr.tool.kinds import Image, Kind, OutputKind
+from dsokr.tool.kinds import Image, Kind, OutputKind, counted
 from dsokr.tool.options import Options
 from dsokr.tool.predictor import Predictor
 from dsokr.tool.problems import Problems
 from dsokr.tool.reading import Cells, GoodPairs, columns_named, common_columns, defined_pairs, good_pairs, read_cells
 from dsokr.training import Training
+from dsokr.writing import check_place, drafted
 
 LEAST_ROWS = 10
 HELD_OUT_FOR_SIZE = 1000  # outputs on which the sketch size is chosen, at most
@@ -67,6 +68,8 @@ class Fitted:
 def fit(options: Options, say: Say) -> Fitted:
     """Read, choose, train, save and report. Everything that is chosen is said. Interrupted, the same call goes on."""
     check_folder(options.out)
+    if options.encoder:
+        choices.check_encoder(options.encoder)
     resolve_device(options.device)
     draft = unfinished(options.out)
     with sole_writer(options.out, "dsokr fit", place=draft):
@@ -83,6 +86,7 @@ def _fit(options: Options, draft: Path, say: Say) -> Fitted:
     started, folder = time.perf_counter(), options.out
     problems = Problems.of(options.on_error)
     plan = planned(options, problems, say)
+    _check_replaced(plan, say)
     fingerprint = _fingerprint(plan)
     curve, size = _prepared(plan, draft, fingerprint, say)
     predictor = _trained(plan, size, draft, say)
@@ -91,12 +95,12 @@ def _fit(options: Options, draft: Path, say: Say) -> Fitted:
     if plan.valid is not None:
         cells = plan.valid.cells
         facts["validation"] = evaluation.evaluate(predictor, cells.inputs, cells.outputs)
-        facts["examples"] = report.examples(predictor, cells.at(range(min(report.EXAMPLES, n_valid))))
+        facts["examples"] = report.examples(predictor, cells)
         say(f"Validation: {evaluation.sentence(facts['validation'], n_valid)}")
     predictor = replace(predictor, facts=facts)
     predictor.save(folder)
     page = report.write(predictor, folder / "report.html", model=folder.name)
-    tables.write_skipped(problems, folder)
+    tables.write_skipped(problems, folder / "skipped.csv")
     _remove(draft)
     return Fitted(predictor, folder, page, problems)
 
@@ -105,8 +109,11 @@ def planned(options: Options, problems: Problems, say: Say) -> Plan:
     """Read the pairs and settle everything that can be settled without training."""
     source = tables.table(options.train)
     columns = columns_named(source, options.input, "--input"), columns_named(source, options.output, "--output")
+    both = [name for name in columns[0] if name in columns[1]]
+    if both:
+        raise InputError(f"The column {both[0]!r} is among both --input and --output. Leave it out of one of them.")
     cells = read_cells(options.train, *columns, problems)
-    say(f"{options.train}: {len(cells):,} rows")
+    say(f"{options.train}: {counted(tables.seen(source, cells.rows, problems), 'row')}")
     input = guess.input_named(options.input_kind, columns[0], cells.inputs)
     output = guess.output_named(options.output_kind, columns[1], cells.outputs)
     kernel_name, of_kernel = _by_name(options.kernel, choices.KERNELS[type(output)], "kernel", f"{output.name} outputs")
@@ -117,9 +124,11 @@ def planned(options: Options, problems: Problems, say: Say) -> Plan:
     input = input.adapted(cells.inputs)
     output = choices.for_kernel(output, kernel_name, of_kernel).adapted(cells.outputs)
     good = good_pairs(cells, input, output, _told(columns), problems)
+    _check_varied(good, columns[1])
     kernel = choices.kernel(output, kernel_name, of_kernel, good.pairs.Y)
     good = defined_pairs(good, kernel, _told(columns)[1], problems)
     train, valid = _split(good, options, columns, input, output, kernel, problems)
+    _check_varied(train, columns[1])
     _check_size(options.size, len(train))
     decoder = choices.decoder(options.decoder, output, kernel, train.pairs.Y)
     loss = choices.loss(output, decoder)
@@ -159,9 +168,9 @@ def chosen(plan: Plan) -> dict[str, str]:
         "loss": "distance to the right output"
         + (", and its rank among the others" if isinstance(plan.parts["loss"], losses.Ranked) else ""),
         "pairs": f"{len(plan.train):,} to train on, {n_valid:,} held out for validation{where}",
-        "training": f"up to {training.epochs} epochs in batches of {training.batch_size}, {training.optimizer} at "
-        f"{training.learning_rate:g}"
-        + ("" if plan.valid is None else f", stops after {training.patience} epochs without gain"),
+        "training": f"up to {counted(training.epochs, 'epoch')} in batches of {training.batch_size}, "
+        f"{training.optimizer} at {training.learning_rate:g}"
+        + ("" if plan.valid is None else f", stops after {counted(training.patience, 'epoch')} without gain"),
         "seed": str(plan.options.seed),
     }
 
@@ -170,6 +179,40 @@ def check_folder(folder: Path) -> None:
     """Whether a model can be saved there, asked before any work is done."""
     if folder.exists() and not is_replaceable(folder):
         raise ModelFolderError(f"{folder} exists and is not a saved model. Choose another folder with --out.")
+    check_place(folder)
+
+
+def _check_replaced(plan: Plan, say: Say) -> None:
+    """A finished model gives way to one of the same task; one of another task only when that is asked for."""
+    folder = plan.options.out
+    if not (folder / "config.json").is_file():
+        return
+    if not plan.options.restart and _task_in(folder) != _task_of(plan):
+        raise InputError(
+            f"{folder} holds a model of another task{_described(_task_in(folder))}. Choose another folder with --out, "
+            "or add --restart to replace it."
+        )
+    say(f"  {'replaces':<12}the model that is in {folder} now")
+
+
+def _task_of(plan: Plan) -> tuple[Any, ...]:
+    return plan.columns[0], plan.input.name, plan.columns[1], plan.output.name
+
+
+def _task_in(folder: Path) -> tuple[Any, ...] | None:
+    """Columns and kinds of the model in a folder, if it was made by `dsokr fit`."""
+    try:
+        task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
+        columns = task["facts"]["columns"]
+        return columns["input"], task["input"]["kind"], columns["output"], task["output"]["kind"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _described(task: tuple[Any, ...] | None) -> str:
+    if task is None:
+        return ""
+    return f" ({_columns(task[0])} as {task[1]} to {_columns(task[2])} as {task[3]})"
 
 
 def unfinished(folder: Path) -> Path:
@@ -192,6 +235,12 @@ def _check_size(size: str | int, n: int) -> None:
         raise InputError(f"--size must be auto, or from 1 to the number of training rows, {n}. Got {size}.")
 
 
+def _check_varied(pairs: GoodPairs, columns: list[str]) -> None:
+    if len(distinct(pairs.pairs.Y)) == 1:
+        where = f"column{'s' * (len(columns) > 1)} {', '.join(columns)}"
+        raise InputError(f"All outputs in the {where} are the same: there is nothing to learn.")
+
+
 def _columns(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} columns ({names[0]} to {names[-1]})"
 
@@ -211,9 +260,10 @@ def _split(
 ) -> tuple[GoodPairs, GoodPairs | None]:
     """The pairs to train on, and those held out: from a file of their own, or a share drawn by the seed."""
     if len(good) < LEAST_ROWS:
-        skipped = f" ({len(problems.found)} were skipped)" if problems.found else ""
+        skipped = f" ({len(problems.found):,} skipped)" if problems.found else ""
         raise InputError(
-            f"{options.train} has {len(good)} rows that can be used{skipped}. At least {LEAST_ROWS} are needed."
+            f"{options.train} has {counted(len(good), 'row')} that can be used{skipped}. At least {LEAST_ROWS} are "
+            "needed."
         )
     if options.valid is not None:
         source = tables.table(options.valid)
@@ -274,10 +324,9 @@ def _prepared(plan: Plan, draft: Path, fingerprint: str, say: Say) -> tuple[sele
                 "with it, or add --restart to give it up."
             )
     curve, size = chosen_size(plan, say)
-    draft.mkdir(parents=True, exist_ok=True)
-    written = note.with_name("plan.json.part")
-    written.write_text(json.dumps({"fingerprint": fingerprint, "size": _size_facts(curve, size)}), encoding="utf-8")
-    os.replace(written, note)
+    with drafted(note) as written:
+        facts = {"fingerprint": fingerprint, "size": _size_facts(curve, size)}
+        written.write_text(json.dumps(facts), encoding="utf-8")
     return curve, size
 
 
@@ -327,6 +376,14 @@ def _trained(plan: Plan, size: int, draft: Path, say: Say) -> Predictor:
         if isinstance(error, TrainingError):
             raise TrainingError(str(error).replace("Training.learning_rate", "--learning-rate")) from error
         raise
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "inline_container" not in str(error):  # the writer of checkpoints
+            raise
+        why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+        raise InputError(
+            f"The state of the training cannot be written to {draft}{why}. Is the disk full? Make room, and the same "
+            "command goes on."
+        ) from error
     predictor.model.training = training
     history = predictor.model.history_
     took = time.perf_counter() - started

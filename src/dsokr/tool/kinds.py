@@ -28,6 +28,8 @@ from dsokr.types import Graph
 Cell = str | Sequence[Any]  # the text of a cell, or the cells of several columns
 
 BLOCK = 1024  # molecules parsed at once; a bad one costs a second look at its block
+LARGEST = 1e100  # of numbers; squares of larger ones cannot be computed with
+FARTHEST = 1e12  # times the spread of the training numbers; networks compute with seven digits
 NO_LABEL = "{}"  # the empty set, as an empty cell more often means that nobody looked
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
@@ -175,7 +177,7 @@ class Vector(OutputKind):
         rows = []
         for cell in cells:
             try:
-                rows.append(numbers(cell, self.columns))
+                rows.append(self._numbers(cell))
             except InputError:
                 continue
         widths = [len(row) for row in rows]
@@ -187,11 +189,25 @@ class Vector(OutputKind):
         spread[spread <= 1e-12 * np.abs(table).max(axis=0, initial=1.0)] = 1.0  # a column that never changes
         return replace(self, mean=tuple(table.mean(axis=0).tolist()), scale=tuple(spread.tolist()))
 
-    def value(self, cell: Cell) -> np.ndarray:
+    def _numbers(self, cell: Cell) -> np.ndarray:
         found = numbers(cell, self.columns)
+        largest = np.abs(found).argmax()
+        if abs(found[largest]) > LARGEST:
+            which = f" in {self.columns[largest]!r}" if len(self.columns) == len(found) > 1 else ""
+            raise InputError(f"{found[largest]:g}{which} is too large a number: at most {LARGEST:g}.")
+        return found
+
+    def value(self, cell: Cell) -> np.ndarray:
+        found = self._numbers(cell)
         if self.mean and len(found) != len(self.mean):
-            raise InputError(f"There must be {_counted(len(self.mean), 'number')}. Got {len(found)}.")
-        return (found - self.mean) / self.scale if self.mean else found
+            raise InputError(f"There must be {counted(len(self.mean), 'number')}. Got {len(found)}.")
+        if not self.mean:
+            return found
+        scaled = (found - self.mean) / self.scale
+        if np.abs(scaled).max() > FARTHEST:
+            far = found[np.abs(scaled).argmax()]
+            raise InputError(f"{far:g} is too far from the numbers of training to say anything about it.")
+        return scaled
 
     def stacked(self, values: list[Any]) -> np.ndarray:
         return np.stack(values)
@@ -354,7 +370,7 @@ class Labels(OutputKind):
 
 @dataclass(frozen=True)
 class Ranking(OutputKind):
-    """Orders of items, best first: b>a>c, with ties b>a=c; items may be missing.
+    """Orders of items, best first: b>a>c or b;a;c, with ties b>a=c; items may be missing.
 
     >>> kind = Ranking().adapted(["b>a>c"])
     >>> kind.read(["b > a = c", "b>b"])
@@ -385,6 +401,8 @@ class Ranking(OutputKind):
         groups = self.groups(cell)
         if not groups:
             raise InputError("The cell is empty.")
+        if sum(map(len, groups)) == 1:
+            raise InputError(f"A ranking has two items or more. Got {texts(groups[0][0])!r} alone.")
         positions = np.full(len(self.items), -1)
         place = {item: position for position, item in enumerate(self.items)}
         for position, group in enumerate(groups):
@@ -527,5 +545,6 @@ def _without_index(read: Read) -> Read:
     return read._replace(bad={at: reason.replace(" at index 0", "") for at, reason in read.bad.items()})
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def counted(count: int, what: str) -> str:
+    """ "1 row", "2,000 rows"."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,10 @@ class Options:
         for name in ("epochs", "batch_size", "patience"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1. Got {getattr(self, name)}.")
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise InputError(f"--learning-rate must be positive. Got {self.learning_rate}.")
+        if not 0 <= self.seed < 2**31:
+            raise InputError(f"--seed must be from 0 to {2**31 - 1:,}. Got {self.seed}.")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            raise InputError(f"--learning-rate must be positive and finite. Got {self.learning_rate}.")
         if self.encoder and self.network not in ("auto", "encoder"):
             raise InputError(f"--encoder is a network itself. Got --network {self.network} beside it.")
 
@@ -73,11 +76,13 @@ def asked(config: Path | None, given: dict[str, Any]) -> Options:
 
 def from_toml(path: Path) -> dict[str, Any]:
     """The options in a file. Names may have - or _ between words; paths are relative to the file."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder. Name a TOML file.")
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}.") from error
     return {name.replace("-", "_"): _value(name.replace("-", "_"), value, path) for name, value in found.items()}
 

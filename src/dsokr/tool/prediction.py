@@ -16,11 +16,12 @@ from dsokr.errors import InputError
 from dsokr.index import CandidateIndex, fingerprint
 from dsokr.outputs import take
 from dsokr.tool import tables
-from dsokr.tool.kinds import OutputKind, Vector
+from dsokr.tool.kinds import OutputKind, Vector, counted
 from dsokr.tool.predictor import Predictor, cell_text
 from dsokr.tool.problems import Problems
 from dsokr.tool.reading import Cells, columns_named, common_columns, good_inputs, joined, undefined
 
+MADE = ("row", "input", "rank", "prediction", "name", "score")  # columns of an answer
 NAMES = ("name", "id")  # columns of a library whose cells are carried along
 BLOCK = 8192  # candidates read at once
 
@@ -46,7 +47,11 @@ class Job:
     keep: str = ""  # columns to carry along, with commas between
 
     def __post_init__(self) -> None:
-        tables.check_writable(self.out)
+        is_index = self.candidates is not None and self.candidates.is_dir()
+        tables.check_writable(self.out, self.inputs, None if is_index else self.candidates)
+        if self.candidates_column is not None and (self.candidates is None or is_index):
+            but = f"{self.candidates} is an index" if is_index else "name the file with --candidates"
+            raise InputError(f"--candidates-column names a column of a file of candidates: {but}.")
         if self.top < 1:
             raise InputError(f"--top must be at least 1. Got {self.top}.")
         if self.rule is not None:
@@ -70,9 +75,15 @@ class Answers:
 
     def sentence(self) -> str:
         if not self.candidates:
-            return f"{len(self.cells):,} inputs have a prediction."
-        twice = f" ({self.duplicates:,} that were listed again count once)" if self.duplicates else ""
-        return f"{self.candidates:,} candidates{twice} were ranked for {len(self.cells):,} inputs."
+            return f"{counted(len(self.cells), 'input')} {'has' if len(self.cells) == 1 else 'have'} a prediction."
+        were = "was" if self.candidates == 1 else "were"
+        among = counted(self.candidates, "candidate") + again(self.duplicates)
+        return f"{among} {were} ranked for {counted(len(self.cells), 'input')}."
+
+
+def again(duplicates: int) -> str:
+    """What is said of candidates that are in a list more than once."""
+    return f" ({duplicates:,} listed again, counted once)" if duplicates else ""
 
 
 class Library(NamedTuple):
@@ -87,7 +98,7 @@ def write(predictor: Predictor, job: Job, problems: Problems) -> Answers:
     """Answer, and write the table and the list of the rows that were skipped."""
     found = answers(predictor, job, problems)
     tables.write(job.out, *table_of(predictor, found))
-    tables.write_skipped(problems, job.out.parent)
+    tables.write_skipped(problems, tables.skipped_beside(job.out))
     return found
 
 
@@ -145,12 +156,13 @@ def in_library(
     at = torch.empty(len(z), 0, dtype=torch.long)
     held: dict[int, tuple[str, str]] = {}
     seen: set[str] = set()
-    read = duplicates = 0
+    read = duplicates = count = 0
     for block in library_blocks(predictor.output, predictor.facts["columns"]["output"], path, column, problems):
         new = [i for i, cell in enumerate(block.cells) if not (cell in seen or seen.add(cell))]  # type: ignore[func-returns-value]
         duplicates += len(block.cells) - len(new)
         first, read = read, read + len(block.cells)
         values, places = usable(predictor, block, new, problems)
+        count += len(places)
         if not places:
             continue
         found = EmbeddedOutputs(predictor.basis, values, keep=False).top(z, top, rule)
@@ -160,15 +172,19 @@ def in_library(
         order = scores.float().sort(dim=1, descending=True, stable=True).indices[:, :top]
         best, at = scores.gather(1, order), where.gather(1, order)
         held = {number: held[number] for number in set(at.flatten().tolist())}
-    if not held:
-        why = f" The last: {problems.found[-1].sentence()}" if problems.found else ""
-        raise InputError(f"{path} has no candidate that can be used.{why}")
-    bad = sum(problem.file == str(path) for problem in problems.found)
+    check_candidates(path, count, problems)
     hits = [
         [Hit(*held[number], score) for number, score in zip(row, line, strict=True)]
         for row, line in zip(at.tolist(), best.tolist(), strict=True)
     ]
-    return Library(hits, len(seen) - bad, duplicates)
+    return Library(hits, count, duplicates)
+
+
+def check_candidates(path: Path, count: int, problems: Problems) -> None:
+    if not count:
+        bad = problems.of_file(path)
+        first = f" The first: {bad[0].sentence()}" if bad else ""
+        raise InputError(f"{path} has no candidate that can be used.{first}")
 
 
 class CandidateBlock(NamedTuple):
@@ -193,6 +209,7 @@ def library_blocks(
         cells = [cell_text(cell).strip() for cell in joined(rows, wanted)]
         names = rows.cells[name] if name else [""] * len(rows)
         yield CandidateBlock(source, ", ".join(wanted), rows.numbers, cells, names)
+    problems.settle()  # rows after the last block
 
 
 def candidate_columns(source: tables.Table, columns: Sequence[str], column: str | None) -> list[str]:
@@ -227,6 +244,7 @@ def usable(
     for place in sorted(bad):
         row = block.rows[place]
         problems.add(block.table.path, row, block.table.where(row), block.column, bad[place])
+    problems.settle()
     return values, places
 
 
@@ -237,7 +255,8 @@ def table_of(predictor: Predictor, found: Answers) -> tuple[list[str], Iterator[
     predictions = [f"prediction_{name}" for name in output.columns] if several else ["prediction"]  # type: ignore[attr-defined]
     one_input = not found.cells.inputs or isinstance(found.cells.inputs[0], str)
     named = any(hit.name for hits in found.hits for hit in hits)
-    header = ["row", *found.kept, *(["input"] if one_input else []), "rank", *predictions]
+    kept = kept_names(list(found.kept), [*MADE, *predictions])
+    header = ["row", *kept, *(["input"] if one_input else []), "rank", *predictions]
     header += [*(["name"] if named else []), "score"]
 
     def lines() -> Iterator[list[Any]]:
@@ -250,3 +269,21 @@ def table_of(predictor: Predictor, found: Answers) -> tuple[list[str], Iterator[
                 yield [row, *carried, *([cell] if one_input else []), rank, *told, *name, score]
 
     return header, lines()
+
+
+def kept_names(names: Sequence[str], made: Sequence[str]) -> list[str]:
+    """What columns that are carried along are called: one that is made here under the same name goes first.
+
+    >>> kept_names(["id", "score"], MADE)
+    ['id', 'kept_score']
+    """
+    taken = {*names, *made}
+    found = []
+    for name in names:
+        called = name
+        if name in made:
+            while called in taken:
+                called = f"kept_{called}"
+            taken.add(called)
+        found.append(called)
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from safetensors import SafetensorError
 from torch import Tensor
 
 from dsokr.basis import Rule, SketchedBasis, check_rule
@@ -22,8 +22,10 @@ from dsokr.kernels import Kernel
 from dsokr.networks import NetworkFactory
 from dsokr.outputs import Outputs, distinct, positions, take
 from dsokr.sketches import SketchSpec
-from dsokr.tool.kinds import Cell, Kind, OutputKind, input_kind, output_kind
+from dsokr.tool import tables
+from dsokr.tool.kinds import Cell, Kind, OutputKind, counted, input_kind, output_kind
 from dsokr.training import Training
+from dsokr.writing import drafted
 
 FORMAT = 1  # of task.json
 
@@ -139,6 +141,11 @@ class Predictor:
         """How outputs are scored, as settled in fit."""
         return self.model.decoder_.scoring_rule()
 
+    @property
+    def searches(self) -> bool:
+        """Whether the decoder searches among all outputs there can be, not only those of a list."""
+        return not isinstance(self.model.decoder_, Candidates)
+
     def coefficients(self, inputs: Sequence[Cell]) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates. A bad input is named by its position."""
         return self.model.coefficients(self.input.all_of(inputs, "Input"))
@@ -186,9 +193,13 @@ class Predictor:
     def save(self, folder: str | Path) -> None:
         """Write what :meth:`DSOKR.save` writes, ``task.json`` and ``candidates.csv``, the known outputs."""
         folder = Path(folder)
-        self.model.save(folder)
-        with (folder / "candidates.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([["output"], *([cell] for cell in self.known)])
+        try:
+            self.model.save(folder)
+        except (OSError, SafetensorError) as error:
+            raise ModelFolderError(
+                f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}."
+            ) from error
+        tables.write(folder / "candidates.csv", ["output"], ([cell] for cell in self.known))
         self.save_facts(folder)
 
     def save_facts(self, folder: str | Path) -> None:
@@ -199,9 +210,8 @@ class Predictor:
             "output": self.output.described(),
             "facts": self.facts,
         }
-        draft = Path(folder) / ".task.json.part"
-        draft.write_text(json.dumps(task, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(draft, Path(folder) / "task.json")
+        with drafted(Path(folder) / "task.json") as draft:
+            draft.write_text(json.dumps(task, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto") -> Predictor:
@@ -214,8 +224,8 @@ class Predictor:
         known = _known(folder)
         if len(known) != len(model.known_):
             raise ModelFolderError(
-                f"{folder / 'candidates.csv'} is damaged: it lists {len(known)} outputs, the model knows "
-                f"{len(model.known_)}."
+                f"{folder / 'candidates.csv'} is damaged: it lists {counted(len(known), 'output')}, the model "
+                f"knows {len(model.known_):,}."
             )
         try:
             return cls(model, input_kind(task["input"]), output_kind(task["output"]), known, task["facts"])

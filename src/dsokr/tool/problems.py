@@ -47,10 +47,21 @@ class Problems:
         return cls(on_error)  # type: ignore[arg-type] # one of the two
 
     def add(self, file: Path, row: int, where: str, column: str, reason: str) -> None:
-        problem = Problem(str(file), row, where, column, reason)
-        if self.on_error == "fail":
-            raise InputError(f"{problem.sentence()} Mend it, or leave such rows out with --on-error skip.")
-        self.found.append(problem)
+        self.found.append(Problem(str(file), row, where, column, reason))
+
+    def settle(self) -> None:
+        """Stop at the first of them, if that is asked for. Called when all that is bad in some rows is found."""
+        if self.on_error == "fail" and self.found:
+            raise InputError(f"{self.by_row()[0].sentence()} Mend it, or leave such rows out with --on-error skip.")
+
+    def by_row(self) -> list[Problem]:
+        """All of them, file by file in the order of the rows: some faults are seen only after those of later rows."""
+        files = {file: at for at, file in enumerate(dict.fromkeys(problem.file for problem in self.found))}
+        return sorted(self.found, key=lambda problem: (files[problem.file], problem.row))
+
+    def of_file(self, file: Path) -> list[Problem]:
+        """Those of one file, in the order of the rows."""
+        return [problem for problem in self.by_row() if problem.file == str(file)]
 
     def lines(self, most: int = 10) -> list[str]:
         """The count and the first of them, for people."""
@@ -59,8 +70,8 @@ class Problems:
         count = len(self.found)
         head = "1 row was skipped:" if count == 1 else f"{count:,} rows were skipped:"
         rest = [f"  ... and {count - most:,} more"] if count > most else []
-        return [head, *(f"  {problem.sentence()}" for problem in self.found[:most]), *rest]
+        return [head, *(f"  {problem.sentence()}" for problem in self.by_row()[:most]), *rest]
 
     def rows(self) -> list[Sequence[str | int]]:
         """All of them, for a table under :data:`HEADER`."""
-        return [[problem.file, problem.row, problem.column, problem.reason] for problem in self.found]
+        return [[problem.file, problem.row, problem.column, problem.reason] for problem in self.by_row()]

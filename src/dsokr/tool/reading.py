@@ -13,7 +13,7 @@ from dsokr.outputs import Outputs, count, take
 from dsokr.tool.kinds import Cell, Kind, OutputKind, Read, closest
 from dsokr.tool.predictor import Pairs, cell_text
 from dsokr.tool.problems import Problems
-from dsokr.tool.tables import Rows, Table, table
+from dsokr.tool.tables import Rows, Table, check_some, table
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ def good_pairs(
     _report(cells, inputs, columns[0], problems)
     _report(cells, outputs, columns[1], problems, but=inputs.bad)
     good = sorted(set(inputs.good) & set(outputs.good))
-    check_some(cells, good, problems)
+    check_some(cells.table, cells.rows, problems, good)
     at_input = {position: place for place, position in enumerate(inputs.good)}
     at_output = {position: place for place, position in enumerate(outputs.good)}
     X = take(inputs.values, [at_input[i] for i in good])
@@ -105,7 +105,8 @@ def defined_pairs(good: GoodPairs, kernel: Kernel, column: str, problems: Proble
     for position, reason in bad.items():
         _add(good.cells, position, column, reason, problems)
     positions = [position for position in range(len(good)) if position not in bad]
-    check_some(good.cells, positions, problems)
+    check_some(good.cells.table, good.cells.rows, problems, positions)
+    problems.settle()
     return good if not bad else good.at(positions)
 
 
@@ -113,14 +114,9 @@ def good_inputs(cells: Cells, input: Kind, column: str, problems: Problems) -> t
     """The rows whose inputs can be read, and these inputs; the others become problems."""
     read = input.read(cells.inputs)
     _report(cells, read, column, problems)
-    check_some(cells, read.good, problems)
+    check_some(cells.table, cells.rows, problems, read.good)
+    problems.settle()
     return cells.at(read.good), read.values
-
-
-def check_some(cells: Cells, good: Sequence[int], problems: Problems) -> None:
-    if not good:
-        first = f" The first: {problems.found[0].sentence()}" if problems.found else ""
-        raise InputError(f"None of the {len(cells):,} rows of {cells.table.path} can be used.{first}")
 
 
 def undefined(kernel: Kernel, ys: Outputs) -> dict[int, str]:

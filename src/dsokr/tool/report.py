@@ -10,9 +10,10 @@ from dsokr.errors import InputError, MissingExtraError
 from dsokr.html import Report, Tile
 from dsokr.plotting import pyplot
 from dsokr.tool import evaluation
-from dsokr.tool.kinds import Image, Molecule, Vector, chem, texts
+from dsokr.tool.kinds import Image, Molecule, Vector, chem, counted, texts
 from dsokr.tool.predictor import Predictor, cell_text
 from dsokr.tool.reading import Cells
+from dsokr.writing import check_place
 
 EXAMPLES = 8  # pairs shown
 SHOWN = 4  # answers for every example
@@ -22,20 +23,25 @@ Example = dict[str, Any]  # row, input, truth, answers
 
 
 def examples(predictor: Predictor, cells: Cells) -> list[Example]:
-    """Inputs, right answers, and what the model says of them, as JSON.
+    """The first inputs, right answers, and what the model says of them, as JSON.
 
-    Molecules that are not made by a search come with the best of the known ones and of the right answers.
+    Molecules that are not made by a search come with the best of the known ones and of all right answers, as
+    :func:`dsokr.tool.evaluation.evaluate` ranks them.
     """
+    everything, cells = cells, cells.at(range(min(EXAMPLES, len(cells))))
     true = [cell_text(cell) for cell in cells.outputs]
     predicted = predictor.predict(cells.inputs)
     answers: list[list[str]] = [[cell] for cell in predicted]
     if isinstance(predictor.output, Molecule):
-        candidates = list(dict.fromkeys([*predictor.known, *true]))
+        outputs = map(cell_text, everything.outputs)
+        candidates = list(evaluation.different(predictor, [*predictor.known, *outputs]).values())
         ranking = predictor.rank(cells.inputs, candidates, SHOWN)
         ranked = [[candidates[i] for i in row] for row in ranking.indices.tolist()]
         made = predictor.output.form == "graph" and not _is_listed(predictor)
         both = [[*a, *b] for a, b in zip(answers, ranked, strict=True)]
-        answers = [_different(predictor, several)[:SHOWN] for several in both] if made else ranked
+        answers = (
+            [list(evaluation.different(predictor, several).values())[:SHOWN] for several in both] if made else ranked
+        )
     else:
         true = [predictor.output.key(cell) for cell in true]  # written as predictions are
     shown = [_input_text(predictor, cell) for cell in cells.inputs]
@@ -49,6 +55,7 @@ def check_page(path: Path) -> None:
     """Whether a page can be written there, asked before any work is done."""
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise InputError(f"{path}: the report is a page. Name it .html.")
+    check_place(path)
 
 
 def write(predictor: Predictor, path: Path, test: evaluation.Test | None = None, model: str = "model") -> Path:
@@ -56,12 +63,12 @@ def write(predictor: Predictor, path: Path, test: evaluation.Test | None = None,
     facts = predictor.facts
     page = Report(_title(facts), _lead(facts))
     if test is not None:
-        n, first = len(test.cells), test.cells.at(range(min(EXAMPLES, len(test.cells))))
-        page.heading(f"On {n:,} test pairs ({test.file})")
-        _results(page, predictor, n, test.metrics, examples(predictor, first))
+        n = len(test.cells)
+        page.heading(f"On {counted(n, 'test pair')} ({test.file})")
+        _results(page, predictor, n, test.metrics, examples(predictor, test.cells))
     if "validation" in facts:
         n = facts["rows"]["validation"]
-        page.heading(f"On {n:,} pairs held out for validation")
+        page.heading(f"On {counted(n, 'pair')} held out for validation")
         _results(page, predictor, n, facts["validation"], facts["examples"])
     page.heading("What was trained")
     page.facts(_trained(predictor))
@@ -83,8 +90,8 @@ def _together(names: list[str]) -> str:
 
 def _lead(facts: dict[str, Any]) -> str:
     return (
-        f"A model trained on {facts['rows']['train']:,} pairs of {facts['train']}, on {facts['date']}, by dsokr "
-        f"{facts['dsokr']} (deep sketched output kernel regression)."
+        f"A model trained on {counted(facts['rows']['train'], 'pair')} of {facts['train']}, on {facts['date']}, by "
+        f"dsokr {facts['dsokr']} (deep sketched output kernel regression)."
     )
 
 
@@ -182,14 +189,6 @@ def _input_text(predictor: Predictor, cell: Any) -> str:
     if isinstance(predictor.input, Vector) and not isinstance(cell, str):
         return texts([f"{float(number):.4g}" for number in cell])
     return cell if len(cell) <= 300 else f"{cell[:297]}..."
-
-
-def _different(predictor: Predictor, cells: list[str]) -> list[str]:
-    """The first of answers that mean the same."""
-    found: dict[str, str] = {}
-    for cell in cells:
-        found.setdefault(predictor.output.key(cell), cell)
-    return list(found.values())
 
 
 def _is_listed(predictor: Predictor) -> bool:

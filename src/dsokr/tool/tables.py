@@ -13,6 +13,7 @@ import io
 import json
 import lzma
 import os
+import warnings
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,11 +23,15 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from dsokr.errors import InputError, MissingExtraError
-from dsokr.tool.kinds import closest
+from dsokr.tool.kinds import closest, counted
 from dsokr.tool.problems import HEADER, Problems
+from dsokr.writing import check_place, drafted
 
 BLOCK = 4096  # rows read at once
+LONGEST_CELL = 10_000_000  # letters; more are a quote that is never closed
 NAMED = 1000  # rows of JSON lines whose names are collected as the names of the columns
+
+csv.field_size_limit(LONGEST_CELL)
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
@@ -89,9 +94,24 @@ class Table(ABC):
             whole.numbers.extend(block.numbers)
             for name in names:
                 whole.cells[name].extend(block.cells[name])
-        if not len(whole) and not problems.found:
-            raise InputError(f"{self.path} has no rows.")
+        if not len(whole):
+            check_some(self, [], problems)
         return whole
+
+
+def seen(table: Table, rows: Iterable[int], problems: Problems) -> int:
+    """How many rows a table was found to have: these, and the bad ones."""
+    return len({*rows, *(problem.row for problem in problems.of_file(table.path))})
+
+
+def check_some(table: Table, rows: Sequence[int], problems: Problems, good: Sequence[int] = ()) -> None:
+    """That there are good rows among these."""
+    if not good:
+        count, bad = seen(table, rows, problems), problems.of_file(table.path)
+        if not count:
+            raise InputError(f"{table.path} has no rows.")
+        first = f" The first: {bad[0].sentence()}" if bad else ""
+        raise InputError(f"None of the {count:,} rows of {table.path} can be used.{first}")
 
 
 class Separated(Table):
@@ -131,7 +151,8 @@ class Separated(Table):
                 except StopIteration:
                     return
                 except csv.Error as error:
-                    problems.add(self.path, number, self.where(number), "", f"It cannot be read: {error}.")
+                    reason = LONG_CELL if "field limit" in str(error) else f"It cannot be read: {error}."
+                    problems.add(self.path, number, self.where(number), "", reason)
                     continue
                 reason = _fault(cells, header)
                 if reason:
@@ -143,8 +164,8 @@ class Separated(Table):
 def _fault(cells: list[str], header: list[str]) -> str:
     if cells and len(cells) != len(header) and any(cell.strip() for cell in cells):
         return (
-            f"It has {len(cells)} cells, the header has {len(header)}. Put cells that hold the separator or a line "
-            "break in double quotes."
+            f"It has {counted(len(cells), 'cell')}, the header has {len(header)}. Put cells that hold the separator or "
+            "a line break in double quotes."
         )
     return NOT_TEXT if any(map(bytes_of, cells)) else ""
 
@@ -280,6 +301,7 @@ FORMATS: dict[str, type[Table]] = {
     ".txt": Lines,
 }
 WRITTEN = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".parquet")
+LONG_CELL = f"A cell has more than {LONGEST_CELL:,} letters. Is a double quote missing somewhere?"
 NOT_TEXT = "It has bytes that are not UTF-8 text. Save the file as UTF-8 (in a spreadsheet: CSV UTF-8)."
 
 
@@ -308,8 +330,11 @@ def form(path: Path) -> str:
     >>> form(Path("Library.SMI.gz"))
     '.smi'
     """
-    name = Path(path.stem) if path.suffix.lower() in COMPRESSED else path
-    return name.suffix.lower()
+    return _decompressed(path).suffix.lower()
+
+
+def _decompressed(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
 
 
 @contextmanager
@@ -376,8 +401,8 @@ def as_cell(value: Any) -> str:
     return str(value)
 
 
-def check_writable(path: Path) -> None:
-    """Whether a table can be written there, asked before any work is done."""
+def check_writable(path: Path, *read: Path | None) -> None:
+    """Whether a table can be written there and replaces nothing that is read, asked before any work is done."""
     if form(path) not in WRITTEN:
         raise InputError(
             f"{path}: cannot write {form(path) or 'a file without an ending'}. Name it {_listed(WRITTEN)}, or with "
@@ -389,33 +414,46 @@ def check_writable(path: Path) -> None:
         pyarrow()
     if path.is_dir():
         raise InputError(f"{path} is a folder. Name a file.")
+    check_place(path)
+    if any(other is not None and path.exists() and other.exists() and path.samefile(other) for other in read):
+        raise InputError(f"--out {path} would replace a file that is read. Choose another name.")
 
 
 def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table in the form that its name asks for, whole or not at all."""
     check_writable(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".part-{path.name}")
-        try:
-            if form(path) == ".parquet":
-                _write_parquet(draft, header, rows)
-            else:
-                _write_text(draft, header, rows)
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error}.") from error
+    with drafted(path) as draft:
+        if form(path) == ".parquet":
+            _write_parquet(draft, header, rows)
+        else:
+            _write_text(draft, header, rows)
 
 
-def write_skipped(problems: Problems, folder: Path) -> None:
-    """``skipped.csv`` in the folder, when rows were skipped; an older one of ours goes when none were."""
-    path = folder / "skipped.csv"
-    if problems.found:
+def skipped_beside(path: Path) -> Path:
+    """Where the rows are listed that were skipped on the way to a table.
+
+    >>> skipped_beside(Path("out/ranked.csv.gz")).as_posix()
+    'out/ranked.skipped.csv'
+    """
+    return _decompressed(path).with_suffix(".skipped.csv")
+
+
+def write_skipped(problems: Problems, path: Path) -> None:
+    """List the rows that were skipped; an older list goes when there are none. A file of somebody else's stays."""
+    if path.exists() and not _is_ours(path):
+        if problems.found:
+            warnings.warn(f"{path} is not a list of skipped rows and stays: they are not written down.", stacklevel=2)
+    elif problems.found:
         write(path, HEADER, problems.rows())
-    elif path.is_file() and path.read_bytes().splitlines()[:1] == [",".join(HEADER).encode()]:
-        path.unlink()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with opened(path) as file:
+        return file.readline().strip() == ",".join(HEADER)
 
 
 def _write_text(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -6,9 +6,8 @@ const KINDS = {
   text: ["Describe what you are looking for", "e.g. an aromatic alcohol with two rings"],
   smiles: ["SMILES of the input molecule", "e.g. CC(=O)Oc1ccccc1C(=O)O"],
   string: ["Input string", ""],
-  vector: ["Input numbers", "e.g. 0.2 -1.3 4"],
-  "": ["Coefficients", "numbers with spaces or commas between"],
 };
+const NAMED = 8; // columns that are all named
 const RULES = {
   cosine: "the angle between prediction and candidate",
   kernel: "the distance in the whole feature space, the paper's rule",
@@ -17,7 +16,11 @@ const RULES = {
 let model = null, shown = null, running = null;
 
 const number = (x) => (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4 ? x.toFixed(3) : x.toExponential(2)).replace("-", "−");
-const numbersIn = (text) => text.trim().split(/[\s,;]+/).map(Number);
+const whole = (x) => x.toLocaleString("en");
+const partsOf = (text) => text.replace(/[[\]()]/g, " ").split(/[\s,;|]+/).filter(Boolean);
+const numeric = () => model.input === "vector" || !model.input;
+const width = () => (model.input ? model.width : model.coefficients);
+const columns = () => (model.input === "vector" && model.columns.length === model.width ? model.columns : []);
 const rule = () => form.elements.rule?.value ?? "";
 const count = () => Math.min(Math.max(parseInt(at("k").value, 10) || 10, 1), model.limits.k);
 
@@ -40,15 +43,12 @@ async function start() {
     say("The server does not answer. Is it still running? Reload the page to try again.");
     return;
   }
-  const [label, placeholder] = KINDS[model.input] ?? KINDS.string;
-  at("query-label").textContent = model.input === "vector" ? `${label} (${model.width})` : label;
-  query.placeholder = placeholder;
-  if (model.input === "text") query.maxLength = model.limits.text;
-  else query.classList.add("letters");
-  at("about").textContent = `${model.candidates.toLocaleString("en")} ${model.output === "smiles" ? "molecules" : "candidates"}`;
+  [at("query-label").textContent, query.placeholder] = numeric() ? numbersWanted() : KINDS[model.input] ?? KINDS.string;
+  query.classList.toggle("letters", model.input !== "text");
+  at("about").textContent = `${whole(model.candidates)} ${model.output === "smiles" ? "molecules" : "candidates"}`;
   at("empty-text").textContent = waiting();
   at("k").max = model.limits.k;
-  hits.classList.toggle("plain", !draws());
+  for (const list of [hits, at("predicted")]) list.classList.toggle("plain", !draws());
   for (const name of model.rules) {
     const choice = document.createElement("label");
     choice.title = RULES[name] ?? "";
@@ -69,8 +69,20 @@ async function start() {
   fromAddress();
 }
 
+function numbersWanted() {
+  const names = columns();
+  const listed = (names.length > NAMED ? [...names.slice(0, NAMED - 2), "…", names.at(-1)] : names).join(", ");
+  const counted = width() === 1 ? "A number" : `${whole(width())} numbers`;
+  if (listed) return [`${counted}: ${listed}`, listed];
+  const what = model.input ? model.columns.join(", ") : "coefficients";
+  return [what ? `${counted} (${what})` : counted, "with spaces or commas between"];
+}
+
 const draws = () => model.drawing && model.output === "smiles";
-const waiting = () => (draws() ? "The best molecules will be drawn here." : "The best candidates will be listed here.");
+const waiting = () => {
+  if (model.searches) return "The prediction and the nearest known outputs will be shown here.";
+  return draws() ? "The best molecules will be drawn here." : "The best candidates will be listed here.";
+};
 
 function fromAddress() {
   const asked = new URLSearchParams(location.search);
@@ -88,10 +100,32 @@ function address() {
 }
 
 function question() {
-  const common = { k: count(), rule: rule() };
   const text = query.value.trim();
-  if (model.input === "vector") return { inputs: [numbersIn(text)], ...common };
-  return model.input ? { inputs: [text], ...common } : { coefficients: [numbersIn(text)], ...common };
+  const asked = numeric() ? partsOf(text).map(Number) : text;
+  return { [model.input ? "inputs" : "coefficients"]: [asked], k: count(), rule: rule() };
+}
+
+// What is wrong with the question, in a sentence; nothing if it can be asked.
+function fault() {
+  const text = query.value.trim();
+  if (!numeric()) {
+    return [...text].length > model.limits.text ? `The text is longer than ${whole(model.limits.text)} characters.` : "";
+  }
+  const parts = partsOf(text);
+  const odd = parts.findIndex((part) => !Number.isFinite(Number(part)));
+  if (odd >= 0) return `${numberNamed(odd)} is not a number: '${parts[odd].slice(0, 40)}'.`;
+  if (parts.length === width()) return "";
+  return `${width() === 1 ? "One number is" : `${whole(width())} numbers are`} needed. There ${parts.length === 1 ? "is 1" : `are ${whole(parts.length)}`}.`;
+}
+
+const numberNamed = (place) => `Number ${place + 1}${columns()[place] ? ` (${columns()[place]})` : ""}`;
+
+// The server's sentence in the words of the page: it names parts of a request, such as inputs.0.2.
+function worded({ error, where }) {
+  const place = /^(?:inputs|coefficients)\.0(?:\.(\d+))?$/.exec(where);
+  if (!place) return error;
+  if (place[1] !== undefined) return error.replace(where, numberNamed(Number(place[1])));
+  return error.startsWith(`${where}: `) ? error.slice(where.length + 2) : error.replace(where, "The input");
 }
 
 async function search(remember) {
@@ -100,26 +134,35 @@ async function search(remember) {
   if (!model) return;
   if (!query.value.trim()) return clear();
   at("k").value = count();
+  const wrong = fault();
   if (remember && address() !== location.pathname + location.search) history.pushState(null, "", address());
+  if (wrong) {
+    clear();
+    return say(wrong);
+  }
   const mine = (running = new AbortController());
   loading(true);
   try {
-    const answer = await fetch("predict", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(question()),
-      signal: mine.signal,
-    });
+    let answer = await asked(question(), model.searches, mine.signal);
+    const late = answer.status === 504 && model.searches;
+    if (late) answer = await asked(question(), false, mine.signal); // without what may take long
     const body = await answer.json();
-    if (!answer.ok) throw new Error(body.error);
-    if (mine === running) show(body);
+    if (!answer.ok) throw new Error(worded(body));
+    if (mine !== running) return;
+    show(body);
+    if (late) say("The model's own prediction took too long. These are the nearest known outputs.");
   } catch (error) {
     if (error.name === "AbortError") return;
     clear();
-    say(error instanceof TypeError || error instanceof SyntaxError ? "The server does not answer. Is it still running?" : error.message.replace(/^Input 0: /, ""));
+    say(error instanceof TypeError || error instanceof SyntaxError ? "The server does not answer. Is it still running?" : error.message);
   } finally {
     if (mine === running) loading(false);
   }
+}
+
+function asked(question, predict, signal) {
+  const body = JSON.stringify({ ...question, predict });
+  return fetch("predict", { method: "POST", headers: { "Content-Type": "application/json" }, body, signal });
 }
 
 function loading(on) {
@@ -139,6 +182,7 @@ function loading(on) {
 function clear() {
   shown = null;
   hits.replaceChildren();
+  at("own").hidden = true;
   at("bar").hidden = true;
   at("empty").hidden = false;
   at("empty-text").textContent = query.value.trim() ? "Nothing to show." : waiting();
@@ -146,14 +190,43 @@ function clear() {
 }
 
 function show(answer) {
-  const found = answer.results[0].hits;
-  shown = { input: query.value.trim(), rule: answer.rule, hits: found };
-  hits.replaceChildren(...found.map(card));
+  const { hits: found, prediction } = answer.results[0];
+  shown = { input: query.value.trim(), rule: answer.rule, hits: found, prediction };
+  const others = found.filter((hit) => hit.rank !== prediction?.rank);
+  hits.replaceChildren(...others.map(card));
+  at("own").hidden = !prediction;
+  at("nearest").hidden = !others.length;
+  if (prediction) {
+    at("predicted").replaceChildren(predictedCard(prediction, found[prediction.rank - 1]));
+    at("whether").textContent = prediction.rank ? `also number ${prediction.rank} of the known outputs` : "searched among all outputs";
+  }
   at("empty").hidden = true;
   at("bar").hidden = false;
   const what = draws() ? "molecules" : "candidates";
-  at("status").textContent = `The best ${found.length} of ${answer.candidates.toLocaleString("en")} ${what}, in ${Math.max(1, Math.round(answer.milliseconds))} ms`;
+  at("status").textContent = `The best ${found.length} of ${whole(answer.candidates)} ${what}, in ${Math.max(1, Math.round(answer.milliseconds))} ms`;
   document.title = `${shown.input.slice(0, 60)} · dsokr`;
+}
+
+// A prediction that is also a hit is shown with all that is known of the hit, and not again below.
+function predictedCard(prediction, hit) {
+  const item = card(hit ?? { ...prediction, name: "" });
+  item.querySelector(".rank").textContent = "★";
+  const copy = item.querySelector(".copy");
+  copy.setAttribute("aria-label", `${copy.title} of the prediction`);
+  if (!hit && shown.rule !== model.rule) item.querySelector(".score").prepend(`${model.rule} `);
+  return item;
+}
+
+function written(output) {
+  const names = model.output_columns, values = partsOf(output);
+  if (!names.length || names.length !== values.length) return [output];
+  return names.flatMap((name, place) => {
+    const pair = Object.assign(document.createElement("span"), { className: "pair" });
+    const label = document.createElement("i");
+    label.textContent = name;
+    pair.append(label, ` ${values[place]}`);
+    return [pair, " "];
+  });
 }
 
 function card(hit) {
@@ -171,25 +244,27 @@ function card(hit) {
   part(".rank").textContent = hit.rank;
   part(".name").textContent = hit.name;
   part(".name").title = hit.name;
-  part("code").textContent = part("code").title = hit.output;
-  const share = Math.min(Math.max(hit.cosine, 0), 1);
-  requestAnimationFrame(() => { part(".meter i").style.width = `${100 * share}%`; });
-  const meter = part(".meter");
-  meter.setAttribute("role", "meter");
-  meter.setAttribute("aria-label", `Cosine of ${called}`);
-  meter.setAttribute("aria-valuemin", 0);
-  meter.setAttribute("aria-valuemax", 1);
-  meter.setAttribute("aria-valuenow", share.toFixed(3));
-  for (const [name, label, value] of [["cosine", "cosine", hit.cosine], ["score", "score", hit.score]]) {
+  part("code").append(...written(hit.output));
+  part("code").title = hit.output;
+  if (hit.cosine === undefined) part(".meter").remove();
+  else fill(part(".meter"), Math.min(Math.max(hit.cosine, 0), 1), `Cosine of ${called}`);
+  for (const name of ["cosine", "score"]) {
+    if (hit[name] === undefined) continue;
     const strong = document.createElement("b");
-    strong.textContent = number(value);
-    part(`.${name}`).append(`${label} `, strong);
+    strong.textContent = number(hit[name]);
+    part(`.${name}`).append(`${name} `, strong);
   }
   const copy = part(".copy");
   copy.title = draws() ? "Copy the SMILES" : "Copy";
   copy.setAttribute("aria-label", `${copy.title} of number ${hit.rank}`);
   copy.addEventListener("click", () => put(hit.output, copy));
   return item;
+}
+
+function fill(meter, share, label) {
+  requestAnimationFrame(() => { meter.firstElementChild.style.width = `${100 * share}%`; });
+  const facts = { role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 1, "aria-valuenow": share.toFixed(3) };
+  for (const [name, value] of Object.entries(facts)) meter.setAttribute(name, value);
 }
 
 async function put(text, button) {
@@ -215,8 +290,12 @@ async function put(text, button) {
 
 function csv() {
   const quoted = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
-  const head = ["rank", "output", "name", "score", "cosine", "rule", "input"];
-  const rows = shown.hits.map((h) => [h.rank, h.output, h.name, h.score, h.cosine, shown.rule, shown.input]);
+  const several = model.output_columns.length > 1;
+  const outputs = several ? model.output_columns.map((name) => `output_${name}`) : ["output"];
+  const head = ["rank", ...outputs, "name", "score", "cosine", "rule", "input"];
+  const row = (h, rank, rule) => [rank, ...(several ? partsOf(h.output) : [h.output]), h.name ?? "", h.score, h.cosine ?? "", rule, shown.input];
+  const rows = shown.hits.map((hit) => row(hit, hit.rank, shown.rule));
+  if (shown.prediction) rows.unshift(row(shown.prediction, "predicted", model.rule));
   return [head, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
 }
 
