@@ -239,7 +239,9 @@ def test_an_index_is_ranked_as_the_library(dsokr, fitted, folder, tmp_path):
     done = dsokr("rank", fitted, inputs, "--candidates", tmp_path, "--out", tmp_path / "c.csv", expect=1)
     assert "is not an index of candidates" in done.stderr
     index = tmp_path / "library.idx"
-    done = dsokr("rank", fitted, inputs, "--index", index, "--candidates-column", "x", "--out", "c.csv", expect=1)
+    done = dsokr(
+        "rank", fitted, inputs, "--index", index, "--candidates-column", "x", "--out", tmp_path / "c.csv", expect=1
+    )
     assert f"names a column of a file of candidates: {index} is an index." in done.stderr
     done = dsokr("evaluate", fitted, folder / "smiles.csv", "--candidates", index, expect=1)
     assert "An evaluation takes a file of candidates, not an index." in done.stderr

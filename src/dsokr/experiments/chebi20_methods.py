@@ -73,7 +73,8 @@ class Task:
         return Task(data, views(data.molecules), encoder, path, device)
 
     def network(self, rate: float) -> TextEncoder | WordBag:
-        return WordBag(width=256) if self.encoder == WORDS else TextEncoder(self.path, rate=rate)
+        bag = WordBag(width=256, buckets=1 << 16)
+        return bag if self.encoder == WORDS else TextEncoder(self.path, rate=rate)
 
     def cut(self, share: float) -> Task:
         """With a random share of the training texts; the molecules to choose from stay."""

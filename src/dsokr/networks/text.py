@@ -223,7 +223,7 @@ class WordBag:
     width: int = 128
     hidden: tuple[int, ...] = (512,)
     dropout: float = 0.1
-    buckets: int = 1 << 16
+    buckets: int = 1 << 14  # more for tens of thousands of texts: words that share a vector disturb each other
     longest: int = 512  # words
 
     def __post_init__(self) -> None:

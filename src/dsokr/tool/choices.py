@@ -126,7 +126,7 @@ NETWORKS: Mapping[str, Mapping[str, Choice]] = {
         "words": Choice(
             "hashed words and pairs of words, then layers",
             networks.WordBag,
-            {"width": 256, "hidden": (512,), "dropout": 0.1},
+            {"width": 256, "hidden": (512,), "dropout": 0.1, "buckets": 1 << 14},
         ),
         "encoder": Choice("a pre-trained text encoder", _encoder, {"folder": ""}),
     },
