@@ -135,11 +135,11 @@ REDUCED = Study(  # for two cores, without an encoder
     ),
     ensembles={},
     seeds=(0,),
-    rates=(1.0,),
+    rates=(3.0, 10.0),
     shares=(),
     long_epochs=None,
     trial_epochs=2,
-    training=replace(TRAINING, epochs=10, learning_rate=1e-2, precision="32-true"),
+    training=replace(TRAINING, epochs=10, precision="32-true"),
     sizes=(10, 100),
     rich_sizes=(100, 500),
 )

@@ -73,8 +73,9 @@ class Task:
         return Task(data, views(data.molecules), encoder, path, device)
 
     def network(self, rate: float) -> TextEncoder | WordBag:
-        bag = WordBag(width=256, buckets=1 << 16)
-        return bag if self.encoder == WORDS else TextEncoder(self.path, rate=rate)
+        if self.encoder == WORDS:
+            return WordBag(width=256, buckets=1 << 16, rate=rate)
+        return TextEncoder(self.path, rate=rate)
 
     def cut(self, share: float) -> Task:
         """With a random share of the training texts; the molecules to choose from stay."""

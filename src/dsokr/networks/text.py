@@ -24,7 +24,6 @@ Pooling = Literal["mean", "first", "max"]
 
 PADDING = 0  # of a bag of words; encoders bring their own
 SPREAD = 0.03  # of the vectors of words at the start: what is learned of a word soon outweighs chance
-WORDS_PACE = 10.0  # at which a bag of words learns beside an encoder
 MULTIPLE = 8  # lengths of batches are rounded up to it: odd ones are slow on a GPU
 WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -97,7 +96,7 @@ class EncodedText(nn.Module):
     def paces(self) -> list[tuple[list[nn.Parameter], float]]:
         """The weights with the share of the learning rate at which they learn."""
         new = [(list(self.encoder.parameters()), self.shape.rate), (list(self.head.parameters()), 1.0)]
-        return new if self.words is None else [*new, (list(self.words.parameters()), WORDS_PACE)]
+        return new if self.words is None else [*new, *self.words.paces()]
 
     def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width)
         """What the encoder makes of the texts, before the new layers."""
@@ -213,7 +212,8 @@ class WordBag:
     """The mean of learned vectors of a text's words and word pairs, then layers of the ``hidden`` widths.
 
     Needs nothing pretrained. Words are in lower case and hashed into ``buckets`` vectors, so there is no vocabulary and
-    a new word is no error; it only means nothing. Words after the first ``longest`` are not read.
+    a new word is no error; it only means nothing. Words after the first ``longest`` are not read. The vectors learn at
+    ``rate`` times ``Training.learning_rate``.
 
     >>> network = WordBag(width=16, hidden=(8,))(3)
     >>> network(network.prepare(["a primary alcohol", "an ester"])).shape
@@ -225,10 +225,13 @@ class WordBag:
     dropout: float = 0.1
     buckets: int = 1 << 14  # more for tens of thousands of texts: words that share a vector disturb each other
     longest: int = 512  # words
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
         require_sizes(self, "width", "hidden", "buckets", "longest")
         require_shares(self, "dropout")
+        if not self.rate > 0:
+            raise InputError(f"WordBag.rate must be positive. Got {self.rate}.")
 
     def __call__(self, p: int) -> BagOfWords:
         return BagOfWords(self, p)
@@ -260,6 +263,9 @@ class BagOfWords(nn.Module):
 
     def lengths(self, tokens: Tensor) -> Tensor:  # (n,)
         return (tokens != PADDING).sum(dim=1)
+
+    def paces(self) -> list[tuple[list[nn.Parameter], float]]:
+        return [(list(self.vectors.parameters()), self.shape.rate), (list(self.head.parameters()), 1.0)]
 
     def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width)
         """The mean vector of a text's words and pairs."""
