@@ -44,6 +44,20 @@ def test_the_table_of_rankings_has_a_column_for_every_data_set(tmp_path):
     assert label_ranking_report.figure(folder, tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_report_says_how_often_a_recipe_was_taken(tmp_path):
+    first, second, *others = map(str, label_ranking.RECIPES)
+    rows = [
+        ranking_row("wine", "dsokr", [0.9, 1.0]) | {"chosen": {first: 2, second: 1}},
+        ranking_row("wine", "dsokr", [0.9, 1.0]) | {"chosen": {first: 1}},
+        ranking_row("wine", "dsokr", [0.9, 1.0], "Candidates") | {"chosen": {second: 2}},  # the same networks again
+        ranking_row("wine", "consensus", [0.2, 0.4]) | {"chosen": {"None": 2}},
+    ]
+    lines = label_ranking_report.chosen(write(tmp_path / "models.jsonl", rows), ["glass", "wine"]).splitlines()
+    assert lines[0] == "| network | glass | wine |"
+    assert lines[2:4] == ["| linear; rate 0.01, decay 0 | – | 75% |", "| linear; rate 0.003, decay 3 | – | 25% |"]
+    assert [line.split(" | ")[-1] for line in lines[4:]] == ["0% |"] * len(others)
+
+
 def label_row(data, method, score, selected=True, **more):
     metrics = {"f1": score, "exact": 0.25, "val_f1": score}
     row = {"data": data, "method": method, "decoder": "LabelSet", "seed": 0, "selected": selected, "metrics": metrics}

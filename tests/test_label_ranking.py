@@ -12,8 +12,8 @@ from dsokr.errors import InputError
 from dsokr.experiments import label_ranking as experiment
 from dsokr.losses import Squared
 from dsokr.metrics import kendall_tau
-from dsokr.networks import MLP, built
-from dsokr.training import Pairs, Training, train
+from dsokr.networks import MLP, built, outputs_of
+from dsokr.training import Pairs, Training, standardized, train
 from real_data import real_data
 
 CPU = torch.device("cpu")
@@ -147,9 +147,21 @@ def test_every_pair_is_tested_once_and_never_learnt_from_in_its_fold():
         rows = np.concatenate([fold.train.X, fold.test.X])
         assert len(np.unique(rows.round(9), axis=0)) == 23
         np.testing.assert_allclose([fold.train.X.mean(), fold.train.X.std()], [0, 1], atol=1e-12)
-        inner = fold.inner(0.25, seed=0)
-        assert len(inner.test.Y) == round(0.25 * len(fold.train.Y))
-        assert len(inner.train.Y) + len(inner.test.Y) == len(fold.train.Y)
+
+
+def test_parts_of_the_training_pairs_are_held_out_one_after_the_other():
+    data = replace(generated(32), X=np.arange(64.0).reshape(32, 2))
+    for fold in experiment.folds_of(data, 4, seed=0):
+        parts = fold.inner(0.25, 4, seed=0)
+        assert [len(part.test.Y) for part in parts] == [6] * 4
+        held_out = np.concatenate([part.test.Y for part in parts])
+        assert sorted(map(tuple, held_out)) == sorted(map(tuple, fold.train.Y))
+        for part in parts:
+            rows = np.concatenate([part.train.X, part.test.X])
+            assert len(np.unique(rows.round(9), axis=0)) == len(fold.train.X)  # none twice, none of the tested
+            np.testing.assert_allclose([part.train.X.mean(), part.train.X.std()], [0, 1], atol=1e-12)
+        (first,) = fold.inner(0.25, 1, seed=0)
+        np.testing.assert_array_equal(first.test.Y, parts[0].test.Y)
 
 
 def test_normal_scores_depend_on_ranks_alone():
@@ -168,33 +180,67 @@ def test_normal_scores_depend_on_ranks_alone():
     np.testing.assert_allclose(far.test.X, np.tile(scores.train.X.max(axis=0), (9, 1)))  # beyond all: as the largest
 
 
-def test_a_mixture_is_the_mean_of_its_networks():
-    recipes = tuple(replace(recipe, steps=20, members=1) for recipe in experiment.RECIPES)
+@pytest.mark.parametrize(("n", "sizes"), [(64, [64]), (193, [49, 49, 49, 46]), (135, [45, 45, 45])])
+def test_batches_are_of_one_size(n, sizes):
+    """Not 64, 64, 64 and then a single pair, as 193 pairs would be otherwise."""
+    training = experiment.Recipe(MLP((8,)), experiment.TRAINING, steps=500).training_on(n)
+    assert [len(batch) for batch in torch.arange(n).split(training.batch_size)] == sizes
+    assert 500 <= training.epochs * len(sizes) < 500 + len(sizes)
+
+
+def trained_alone(recipe, fold, basis, i):
+    """The i-th network of a recipe, trained on one fold by itself: what it says of the test inputs."""
+    Y = basis.embed(fold.train.Y).float()
+    pairs = Pairs(torch.from_numpy(fold.train.X).float(), Y, torch.zeros(len(Y)))
+    training = recipe.training_on(len(pairs))
+    network = standardized(built(recipe.network, basis.dim, fold.train.X, i), pairs, training)
+    train(network, pairs, None, Squared(), training, seed=0, device=CPU)
+    return outputs_of(network, torch.from_numpy(fold.test.X).float())
+
+
+def test_a_recipe_is_the_mean_of_its_networks_on_both_scales():
+    training = replace(experiment.TRAINING, weight_decay=3.0)
+    recipe = experiment.Recipe(MLP((8,), "tanh"), training, steps=20, members=2)
     folds, kernel = experiment.folds_of(generated(40), 2, seed=0), experiment.KERNELS["Kemeny"][0]
-    (mixed,) = experiment.mixtures([experiment.Mixture(recipes)], kernel, folds, 0)
-    parts = experiment.networks(recipes, kernel, folds, 0)
-    parts += experiment.networks(recipes, kernel, [fold.normal_scores() for fold in folds], 0)
-    for i, outcome in enumerate(mixed):
-        torch.testing.assert_close(outcome.z, torch.stack([part[i].z for part in parts]).mean(dim=0))
-        assert outcome.fold is folds[i]
+    ((one, other),) = experiment.networks([recipe], kernel, folds, 0)
+    scaled = [folds[1], folds[1], folds[1].normal_scores(), folds[1].normal_scores()]
+    alone = [trained_alone(recipe, fold, other.basis, i) for fold, i in zip(scaled, (2, 3, 6, 7), strict=True)]
+    torch.testing.assert_close(other.z, torch.stack(alone).mean(dim=0), rtol=1e-3, atol=1e-4)
+    assert one.fold is folds[0] and other.fold is folds[1]
+    assert not torch.allclose(alone[0], alone[2], atol=1e-2)  # the scale does matter
 
 
-def test_the_best_setting_of_every_fold_is_taken():
-    """A method whose setting is the share of right answers: held-out pairs prefer 1 to 0, and only the best is kept."""
+def oracle(settings, kernel, folds, seed):
+    """A method whose setting says how much of the right answer there is in what it says."""
 
-    def oracle(settings, kernel, folds, seed):
-        def outcome(setting, fold):
-            basis = experiment._basis(kernel, fold, seed)
-            return experiment.Outcome(basis, (2 * setting - 1) * basis.embed(fold.test.Y), fold)
+    def outcome(setting, fold):
+        basis = experiment._basis(kernel, fold, seed)
+        return experiment.Outcome(basis, setting * basis.embed(fold.test.Y), fold)
 
-        return [[outcome(setting, fold) for fold in folds] for setting in settings]
+    return [[outcome(setting, fold) for fold in folds] for setting in settings]
 
+
+@pytest.mark.parametrize(("best", "chosen"), [(1, [1]), (2, [1, 0])])
+def test_the_best_settings_of_every_fold_are_taken(best, chosen):
     folds = experiment.folds_of(generated(40), 4, seed=0)
-    method = experiment.Method("oracle", oracle, (0, 1))
-    outcomes, chosen = experiment.chosen_and_fitted(experiment.QUICK, method, "Kemeny", folds, 0)
-    assert chosen == [1] * 4
-    assert all(outcome.fold is fold for outcome, fold in zip(outcomes, folds, strict=True))
-    assert np.mean([outcome.tau(experiment.KERNELS["Kemeny"][1]) for outcome in outcomes]) > 0.95
+    method = experiment.Method("oracle", oracle, (-1, 0, 1), parts=5, best=best)
+    outcomes, taken = experiment.chosen_and_fitted(experiment.QUICK, method, "Kemeny", folds, 0)
+    assert taken == chosen * 4
+    for outcome, fold in zip(outcomes, folds, strict=True):
+        assert outcome.fold is fold
+        torch.testing.assert_close(outcome.z, outcome.basis.embed(fold.test.Y) / best)  # the mean of the settings
+
+
+@pytest.mark.parametrize(("parts", "chosen"), [(1, "right at first"), (5, "right later")])
+def test_settings_are_compared_on_all_parts_that_are_held_out(parts, chosen):
+    def moody(settings, kernel, folds, seed):
+        right, wrong = oracle((1, -1), kernel, folds, seed)
+        said = {"right at first": right[:1] + wrong[1:], "right later": wrong[:1] + right[1:]}
+        return [said[setting] for setting in settings]
+
+    folds = experiment.folds_of(generated(60), 4, seed=0)[:1]
+    method = experiment.Method("moody", moody, ("right at first", "right later"), parts=parts)
+    assert experiment.chosen_and_fitted(experiment.QUICK, method, "Kemeny", folds, 0)[1] == [chosen]
 
 
 def test_networks_side_by_side_are_trained_as_if_alone():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsokr.experiments.label_ranking import table
-from dsokr.experiments.results import Row
+from dsokr.experiments.label_ranking import RECIPES, table
+from dsokr.experiments.results import Row, markdown_table, read_rows
 from dsokr.plotting import pyplot
 
 GOALS = {  # of Kendall's τ, set before the study
@@ -22,7 +22,6 @@ METHODS = {
     "kernel ridge": "kernel ridge (IOKR)",
     "random forest": "random forest",
     "dsokr": "DSOKR",
-    "dsokr ensemble": "DSOKR, 12 networks",
 }
 
 
@@ -71,6 +70,24 @@ def markdown(rows: list[Row]) -> str:
                 values[i] = f"**{values[i]}**"
         lines.append(f"| {model} | {' | '.join(values)} |")
     return "\n".join(lines)
+
+
+def chosen(folder: Path, names: list[str]) -> str:
+    """A table of the share of folds in which a recipe was among those taken, with the Kemeny kernel."""
+    rows = [r for r in read_rows(folder / "models.jsonl") if (r["method"], r["decoder"]) == ("dsokr", "Kemeny")]
+    lines = []
+    for recipe in RECIPES:
+        network, t = recipe.network, recipe.training
+        shape = f"{network.hidden}, {network.activation}" if network.hidden else "linear"
+        label = f"{shape}; rate {t.learning_rate:g}, decay {t.weight_decay:g}"
+        lines.append([label, *(_share(rows, name, str(recipe)) for name in names)])
+    return markdown_table(["network", *names], lines)
+
+
+def _share(rows: list[Row], dataset: str, recipe: str) -> str:
+    there = [row for row in rows if row["dataset"] == dataset]
+    folds = sum(len(row["metrics"]["by_fold"]) for row in there)
+    return f"{sum(row['chosen'].get(recipe, 0) for row in there) / folds:.0%}" if there else "–"
 
 
 def figure(folder: Path, image: Path) -> Path:

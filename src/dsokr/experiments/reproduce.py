@@ -100,8 +100,7 @@ def label_ranking_study(asked: Asked) -> Reproduced:
     study = asked.study({"full": label_ranking.FULL, "reduced": label_ranking.REDUCED, "quick": label_ranking.QUICK})
     label_ranking.run(study, folder, asked.data, asked.say)
     if asked.size == "full":
-        for further in (label_ranking.ENSEMBLES, label_ranking.SUSHI):
-            label_ranking.run(further, folder, asked.data, asked.say)
+        label_ranking.run(label_ranking.SUSHI, folder, asked.data, asked.say)
     rows = label_ranking_report.wide(folder)
     names = label_ranking_report.datasets(rows)
     figure = label_ranking_report.figure(folder, asked.figure or folder / "figure.png")

@@ -230,8 +230,8 @@ class WordBag:
     def __post_init__(self) -> None:
         require_sizes(self, "width", "hidden", "buckets", "longest")
         require_shares(self, "dropout")
-        if not self.rate > 0:
-            raise InputError(f"WordBag.rate must be positive. Got {self.rate}.")
+        if not self.rate >= 0:
+            raise InputError(f"WordBag.rate must not be negative. Got {self.rate}.")
 
     def __call__(self, p: int) -> BagOfWords:
         return BagOfWords(self, p)
