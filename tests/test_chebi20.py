@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -224,7 +225,7 @@ def test_a_graph_tower_does_not_mix_molecules(data):
     assert torch.allclose(together, alone, atol=1e-5)
 
 
-def test_the_experiment_runs_and_is_not_run_twice(tmp_path):
+def test_the_experiment_runs_and_is_not_run_twice(tmp_path, monkeypatch):
     study = replace(
         experiment.QUICK,
         methods=(experiment.QUICK.methods[0], experiment.QUICK.methods[3]),
@@ -248,6 +249,9 @@ def test_the_experiment_runs_and_is_not_run_twice(tmp_path):
     }
     assert 0 < table["regression"]["share_of_worst_ten"] < 1 <= table["regression"]["median_rank"]
     before = {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
+    assert len(list((tmp_path / "kept").iterdir())) == 2  # the members of the ensemble, and no others
+    shutil.rmtree(tmp_path / "kept")  # which has been measured
+    monkeypatch.setattr(methods.Task, "network", None)  # nothing is trained
     experiment.run(study, tmp_path, None, torch.device("cpu"), said.append)
     assert before == {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
 

@@ -176,16 +176,17 @@ def run(study: Study, folder: Path, data: Path | None, device: torch.device, say
         rate = tune(study, method, task, folder, say)
         for seed in study.seeds:
             train_and_test(study, method, task, rate, seed, folder, say)
+        alone = replace(study, ensembles={})
         if method.name == study.learner:
             for share in study.shares:
-                train_and_test(study, method, task.cut(share), rate, study.seeds[0], folder, say)
+                train_and_test(alone, method, task.cut(share), rate, study.seeds[0], folder, say)
         if method.name == study.patient and study.long_epochs is not None:
-            longer = replace(study, training=replace(study.training, epochs=study.long_epochs))
+            longer = replace(alone, training=replace(study.training, epochs=study.long_epochs))
             train_and_test(longer, method, task, rate, study.seeds[0], folder, say)
     for seed in study.seeds:
         measure_sisokr(study, task, seed, folder, say)
-    for name, methods in study.ensembles.items():
-        measure_ensemble(study, name, methods, task, folder, say)
+    for name in study.ensembles:
+        measure_ensemble(study, name, task, folder, say)
     if study.then is not None:
         run(study.then, folder, data, device, say)
 
@@ -296,18 +297,23 @@ def kept(folder: Path, study: Study, task: Task, method: str, seed: int) -> Path
 
 
 def train_and_test(study: Study, method: Method, task: Task, rate: float, seed: int, folder: Path, say: Say) -> None:
-    """One model: its row, and its answers kept for ensembles."""
+    """One model: its row, and its answers kept for the ensembles that are still to be measured."""
     results = Results(folder / "models.jsonl")
     row = _asked(task) | {"method": method.name} | method.told
     row |= {"rate": rate, "epochs": study.training.epochs, "batch_size": study.training.batch_size, "seed": seed}
     file = kept(folder, study, task, method.name, seed)
-    if results.find(row) and file.exists():
+    needed = any(
+        method.name in members and not Results(folder / "ensembles.jsonl").find(_ensemble(study, name, task))
+        for name, members in study.ensembles.items()
+    )
+    if results.find(row) and (file.exists() or not needed):
         return
 
     start = time.perf_counter()
     answers = method.train(task, study.training, rate, seed)
     seconds = {"training": time.perf_counter() - start}
-    answers.save(file)
+    if needed:
+        answers.save(file)
     rule, scorer = settled(answers, task)
     metrics = measured(scorer, task) | {"best_epoch": answers.best_epoch}
     results.record(row, lambda: {"chosen": {"rule": rule}, "metrics": metrics, "seconds": seconds})
@@ -329,14 +335,18 @@ def measure_sisokr(study: Study, task: Task, seed: int, folder: Path, say: Say) 
     say(_told(f"SISOKR, seed {seed}", metrics, seconds["training"]))
 
 
-def measure_ensemble(study: Study, name: str, methods: Sequence[str], task: Task, folder: Path, say: Say) -> None:
+def _ensemble(study: Study, name: str, task: Task) -> Row:
+    row = _asked(task) | {"method": name, "members": list(study.ensembles[name]), "seeds": list(study.seeds)}
+    return row | {"epochs": study.training.epochs}
+
+
+def measure_ensemble(study: Study, name: str, task: Task, folder: Path, say: Say) -> None:
     """Kept models together, combined in the way that does best on validation."""
     results = Results(folder / "ensembles.jsonl")
-    row = _asked(task) | {"method": name, "members": list(methods), "seeds": list(study.seeds)}
-    row |= {"epochs": study.training.epochs}
+    row = _ensemble(study, name, task)
     if results.find(row):
         return
-    files = [kept(folder, study, task, method, seed) for method, seed in product(methods, study.seeds)]
+    files = [kept(folder, study, task, method, seed) for method, seed in product(study.ensembles[name], study.seeds)]
     if not all(file.exists() for file in files):
         say(f"{name}: the answers of its members are not kept, so it is left out")
         return

@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Results:
 
     def __init__(self, path: Path):
         self.path = path
+        self.commit = commit()  # asked before anything is measured: the source may move on in the meantime
         self.rows: list[Row] = read_rows(path) if path.exists() else []
 
     def find(self, asked: Row) -> Row | None:
@@ -51,7 +53,7 @@ class Results:
         """The row for what is asked: as found in the file, or measured now and appended."""
         row = self.find(asked)
         if row is None:
-            row = asked | measure() | {"hardware": hardware(), "commit": commit(), "date": today()}
+            row = asked | measure() | {"hardware": hardware(), "commit": self.commit, "date": today()}
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -91,8 +93,9 @@ def hardware() -> str:
     return f"{platform.machine()}, {torch.get_num_threads()} threads"
 
 
+@cache
 def commit() -> str:
-    """The commit of the source tree, or "unknown" outside one."""
+    """The commit of the source tree when it was first asked for, or "unknown" outside one."""
     answer = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )

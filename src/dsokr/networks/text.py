@@ -95,8 +95,8 @@ class EncodedText(nn.Module):
 
     def paces(self) -> list[tuple[list[nn.Parameter], float]]:
         """The weights with the share of the learning rate at which they learn."""
-        new = [(list(self.encoder.parameters()), self.shape.rate), (list(self.head.parameters()), 1.0)]
-        return new if self.words is None else [*new, *self.words.paces()]
+        parts = [(list(self.encoder.parameters()), self.shape.rate), (list(self.head.parameters()), 1.0)]
+        return parts if self.words is None else [*parts, *self.words.paces()]
 
     def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width)
         """What the encoder makes of the texts, before the new layers."""
