@@ -135,6 +135,17 @@ def test_mol2vec_is_the_sum_over_atoms():
         assert np.allclose(atoms.sum(axis=0), expected, atol=1e-5)
 
 
+def test_graphs_know_charges_and_stereochemistry():
+    alike = ["C[C@H](N)O", "C[C@@H](N)O", "F/C=C/F", "F/C=C\\F", "CC(=O)O", "CC(=O)[O-]", "CC(=O)O.[Na]"]
+    tokens = np.array(["UNK", "7"])
+    molecules = molecules_of(arrays_of(alike, np.arange(len(alike)), tokens, np.ones((2, 2))))
+    assert list(molecules.graphs) == chem.stereo_graphs(alike)
+    names = list(kernels.WeisfeilerLehman(2, edge_labels=True).features(molecules.graphs).rows())
+    assert len(set(names)) == len(alike)
+    (turned,) = kernels.WeisfeilerLehman(2, edge_labels=True).features(chem.stereo_graphs(["O[C@H](C)N"])).rows()
+    assert turned in names[:2]  # the order of the atoms does not matter
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Files in the form of ChEBI-20, of six molecules."""
@@ -223,6 +234,16 @@ def test_a_graph_tower_does_not_mix_molecules(data):
     together = tower(rows)
     alone = torch.cat([tower(row[None]) for row in rows])
     assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_an_encoder_may_be_joined_by_a_bag_of_words(data, tmp_path):
+    (tmp_path / "encoders" / "small").mkdir(parents=True)
+    plain, joined = (
+        methods.Task.of(name, data, tmp_path, torch.device("cpu")).network(0.2)
+        for name in ("small", "small + bag of words")
+    )
+    assert plain.encoder == joined.encoder == str(tmp_path / "encoders" / "small")
+    assert plain.words is None and joined.words == networks.WordBag(width=256, buckets=1 << 16, rate=3.0)
 
 
 def test_the_experiment_runs_and_is_not_run_twice(tmp_path, monkeypatch):

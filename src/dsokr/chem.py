@@ -29,6 +29,7 @@ except ImportError as error:
 BONDS = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
 ORDERS = {bond: order for order, bond in BONDS.items()}
 CHARGES = (0, 1, -1)  # tried in this order
+HANDS = ("", "R", "S")
 
 
 def graph(smiles: str) -> Graph:
@@ -142,12 +143,32 @@ def matches(smiles: Sequence[str], pattern: str) -> np.ndarray:  # (n,)
         return np.array([len(mol.GetSubstructMatches(query)) for mol in mols], np.int64)
 
 
-def bonds(smiles: Sequence[str]) -> list[np.ndarray]:  # each (bonds, 2)
-    """The pairs of bonded atoms, numbered as in the SMILES."""
+def stereo_graphs(smiles: Sequence[str]) -> list[Graph]:
+    """Molecules as they are written: charges, aromatic bonds, explicit hydrogens, handedness (R, S) and sides (E, Z)
+    are part of the labels, which mean nothing but that different ones differ.
+
+    >>> left, right = stereo_graphs(["C[C@H](N)O", "C[C@@H](N)O"])
+    >>> left.edges == right.edges, left.labels == right.labels
+    (True, False)
+    """
+    made = []
     with BlockLogs():
-        mols = (_parsed(text, f" at index {index}") for index, text in enumerate(smiles))
-        ends = ([(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in mol.GetBonds()] for mol in mols)
-        return [np.array(pairs, np.int64).reshape(-1, 2) for pairs in ends]
+        for index, text in enumerate(smiles):
+            mol = _parsed(text, f" at index {index}")
+            atoms = tuple(
+                (atom.GetAtomicNum() * 64 + atom.GetFormalCharge() + 32) * 3 + HANDS.index(_handedness(atom))
+                for atom in mol.GetAtoms()
+            )
+            bonds = tuple(
+                (bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), int(bond.GetBondType()) * 8 + int(bond.GetStereo()))
+                for bond in mol.GetBonds()
+            )
+            made.append(Graph(atoms, bonds))
+    return made
+
+
+def _handedness(atom: Any) -> str:
+    return atom.GetProp("_CIPCode") if atom.HasProp("_CIPCode") else ""
 
 
 def from_mol(mol: Any) -> Graph:

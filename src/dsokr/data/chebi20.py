@@ -18,6 +18,7 @@ import scipy.sparse as sp
 
 from dsokr.data.files import Source, cache_folder, data_folder, save_arrays
 from dsokr.errors import InputError
+from dsokr.graphs import GraphBatch
 from dsokr.ragged import starts_of
 
 _MOLT5 = "the ChEBI-20 files of MolT5 (https://github.com/blender-nlp/MolT5)"
@@ -40,7 +41,7 @@ SOURCES = {
     ),
 }
 ORIGINALS = ("train.txt", "training.txt")  # of MolT5 and of Text2Mol; used if there
-PREPARED = "chebi20.npz"
+PREPARED = "chebi20-2.npz"  # the number changes when the arrays do
 UNKNOWN = "UNK"
 
 
@@ -57,7 +58,8 @@ class Molecules:
 
     ``neighborhoods`` are the Mol2vec tokens of every atom, for its neighbourhoods of no and one bond (the last token is
     the unknown one, −1 is none); atoms of molecule i are ``atoms[i]`` to ``atoms[i + 1]``, and its ``bonds``, pairs of
-    atoms numbered through all molecules, are ``bond_starts[i]`` to ``bond_starts[i + 1]``.
+    atoms numbered through all molecules, are ``bond_starts[i]`` to ``bond_starts[i + 1]``. Atoms and bonds have the
+    labels of :func:`dsokr.chem.stereo_graphs`.
     """
 
     smiles: list[str]
@@ -68,10 +70,19 @@ class Molecules:
     neighborhoods: np.ndarray  # (all atoms, 2)
     bond_starts: np.ndarray
     bonds: np.ndarray  # (all bonds, 2)
+    atom_labels: np.ndarray  # (all atoms,)
+    bond_labels: np.ndarray  # (all bonds,)
     vectors: np.ndarray  # (tokens, 300)
 
     def __len__(self) -> int:
         return len(self.smiles)
+
+    @cached_property
+    def graphs(self) -> GraphBatch:
+        """With charges and stereochemistry in the labels."""
+        atoms, bonds = np.diff(self.atoms), np.diff(self.bond_starts)
+        own = self.bonds - np.repeat(self.atoms[:-1], bonds)[:, None]  # numbered within each molecule
+        return GraphBatch.from_edges(atoms, self.atom_labels, bonds, np.column_stack([own, self.bond_labels]))
 
     @cached_property
     def atom_vectors(self) -> np.ndarray:  # (all atoms, 300)
@@ -162,11 +173,14 @@ def arrays_of(smiles: Sequence[str], ids: np.ndarray, tokens: np.ndarray, vector
         counts = chem.fingerprints(smiles, radius=3, chirality=chirality)
         arrays |= {f"{name}_indptr": counts.indptr, f"{name}_indices": counts.indices.astype(np.uint32)}
         arrays[f"{name}_data"] = counts.data.astype(np.uint16)
-    around, bonds = chem.environments(smiles, radius=1), chem.bonds(smiles)
-    arrays["atoms"] = starts_of(np.array([len(atoms) for atoms in around]))
-    arrays["bond_starts"] = starts_of(np.array([len(pairs) for pairs in bonds]))
-    arrays["bonds"] = np.concatenate([pairs + start for pairs, start in zip(bonds, arrays["atoms"], strict=False)])
-    arrays["neighborhoods"] = _numbered(np.concatenate(around), tokens)
+    graphs = chem.stereo_graphs(smiles)
+    arrays["atoms"] = starts_of(np.array([len(graph.labels) for graph in graphs]))
+    arrays["bond_starts"] = starts_of(np.array([len(graph.edges) for graph in graphs]))
+    bonds = np.array([bond for graph in graphs for bond in graph.edges], np.int64).reshape(-1, 3)
+    arrays["bonds"] = bonds[:, :2] + np.repeat(arrays["atoms"][:-1], np.diff(arrays["bond_starts"]))[:, None]
+    arrays["atom_labels"] = np.concatenate([graph.labels for graph in graphs]).astype(np.int32)
+    arrays["bond_labels"] = bonds[:, 2].astype(np.int16)
+    arrays["neighborhoods"] = _numbered(np.concatenate(chem.environments(smiles, radius=1)), tokens)
     known = tokens != UNKNOWN
     arrays["vectors"] = np.concatenate([vectors[known], vectors[~known]]).astype(np.float32)
     return arrays
@@ -193,5 +207,5 @@ def molecules_of(arrays: dict[str, np.ndarray]) -> Molecules:
         )
         for name in ("morgan", "morgan_flat")
     )
-    rest = (arrays[name] for name in ("atoms", "neighborhoods", "bond_starts", "bonds", "vectors"))
-    return Molecules(smiles, arrays["ids"], morgan, flat, *rest)
+    rest = ("atoms", "neighborhoods", "bond_starts", "bonds", "atom_labels", "bond_labels", "vectors")
+    return Molecules(smiles, arrays["ids"], morgan, flat, *(arrays[name] for name in rest))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -30,9 +30,14 @@ from dsokr.data.chebi20 import Described, chebi20
 from dsokr.data.descriptions import described_molecules
 from dsokr.ensemble import COMBINATIONS, combined
 from dsokr.experiments.chebi20_methods import (
+    AND_WORDS,
+    FLAT,
     KERNELS,
+    MOL2VEC,
+    MORGAN,
     PAPERS_KERNELS,
     PAPERS_SKETCHES,
+    WL,
     WORDS,
     Answers,
     Method,
@@ -111,11 +116,21 @@ class Study:
     learner: str = "ours, two tanimotos"  # the method whose learning curve it is
     patient: str = "DSOKR, SubSample"  # a method that is also trained for longer, once
     long_epochs: int | None = 50  # as many as in the paper
+    closed_form: bool = True  # SISOKR on the vectors of the frozen encoder
     n_train: int | None = None  # None: all
     generated: bool = False  # descriptions and molecules that the project makes itself, not ChEBI-20
     then: Study | None = None  # another one, into the same files
 
 
+WORDED = Study(  # the best we have
+    encoder="all-mpnet-base-v2" + AND_WORDS,
+    methods=(OURS[1],),
+    ensembles={OUR_ENSEMBLE: ENSEMBLES[OUR_ENSEMBLE]},
+    rates=(0.2,),
+    shares=(),
+    long_epochs=None,
+    closed_form=False,
+)
 LARGE = Study(
     encoder="all-mpnet-base-v2",
     methods=(BASELINES[1], PAPERS[0], OURS[1]),
@@ -123,8 +138,10 @@ LARGE = Study(
     rates=(0.2, 0.4),
     shares=(),
     long_epochs=None,
+    then=WORDED,
 )
-FULL = Study(then=LARGE)
+SMALL_WORDED = replace(WORDED, encoder=Study.encoder + AND_WORDS, rates=(0.6,), then=LARGE)
+FULL = Study(then=SMALL_WORDED)
 REDUCED = Study(  # for two cores, without an encoder
     encoder=WORDS,
     methods=(
@@ -152,7 +169,7 @@ QUICK = Study(
     ),
     ensembles={"CMAM ensemble, MLP": ("CMAM, MLP",), "ours, ensemble, cosine + tanimoto": ("ours, cosine + tanimoto",)},
     seeds=(0, 1),
-    rates=(0.1,),
+    rates=(0.1, 0.3),
     trial_epochs=1,
     training=replace(FULL.training, epochs=1, batch_size=32, precision="32-true", warmup_steps=2),
     sizes=(5, 10),
@@ -183,7 +200,7 @@ def run(study: Study, folder: Path, data: Path | None, device: torch.device, say
         if method.name == study.patient and study.long_epochs is not None:
             longer = replace(alone, training=replace(study.training, epochs=study.long_epochs))
             train_and_test(longer, method, task, rate, study.seeds[0], folder, say)
-    for seed in study.seeds:
+    for seed in study.seeds if study.closed_form else ():
         measure_sisokr(study, task, seed, folder, say)
     for name in study.ensembles:
         measure_ensemble(study, name, task, folder, say)
@@ -212,16 +229,21 @@ def _asked(task: Task) -> Row:
 def describe(task: Task, folder: Path, say: Say) -> None:
     """How many candidates share a representation, and the best Hits@1 that anyone could have with it."""
     results = Results(folder / "ceilings.jsonl")
-    for name, view in zip(
-        ("Mol2vec", "Morgan with chirality", "Morgan without chirality"), task.outputs.views, strict=True
-    ):
+    *vectors, graphs = task.outputs.views
+    representations: dict[str, Callable[[], Iterator[Any]]] = {
+        "Mol2vec": partial(keys, vectors[MOL2VEC]),
+        "Morgan with chirality": partial(keys, vectors[MORGAN]),
+        "Morgan without chirality": partial(keys, vectors[FLAT]),
+        "WL features of graphs with chirality": lambda: WL.features(graphs).rows(),
+    }
+    for name, distinguished in representations.items():
         row = {"experiment": "chebi20", "representation": name, "candidates": len(task.outputs)}
-        found = results.record(row, partial(_ceiling, view, task.data.test.rows))["metrics"]
+        found = results.record(row, partial(_ceiling, distinguished, task.data.test.rows))["metrics"]
         say(f"{name}: {found['shared']} candidates share theirs, Hits@1 at most {found['hits@1']:.1%}")
 
 
-def _ceiling(view: Any, rows: np.ndarray) -> Row:
-    _, group, sizes = np.unique([hash(key) for key in keys(view)], return_inverse=True, return_counts=True)
+def _ceiling(distinguished: Callable[[], Iterator[Any]], rows: np.ndarray) -> Row:
+    _, group, sizes = np.unique([hash(key) for key in distinguished()], return_inverse=True, return_counts=True)
     own = sizes[group]
     return {
         "metrics": {
@@ -267,7 +289,9 @@ def _best_mrr(results: Results, rows: Sequence[Row], m: int) -> float:
 
 
 def tune(study: Study, method: Method, task: Task, folder: Path, say: Say) -> float:
-    """The encoder's rate that does best on validation after a short training."""
+    """The encoder's rate that does best on validation after a short training; if there is one only, that."""
+    if len(study.rates) == 1:
+        return study.rates[0]
     results = Results(folder / "validation.jsonl")
     found = {}
     for rate in study.rates:

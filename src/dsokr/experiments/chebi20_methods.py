@@ -22,7 +22,7 @@ from dsokr.decoders import Candidates
 from dsokr.devices import seeded
 from dsokr.estimator import DSOKR
 from dsokr.experiments.results import Row
-from dsokr.kernels import Cosine, Gaussian, Kernel, Tanimoto, View
+from dsokr.kernels import Cosine, Gaussian, Kernel, Tanimoto, View, WeisfeilerLehman
 from dsokr.losses import Loss, Squared
 from dsokr.metrics import ranks, retrieval_of
 from dsokr.networks import TextEncoder, WordBag
@@ -30,10 +30,12 @@ from dsokr.outputs import ViewBatch
 from dsokr.training import Training
 
 WORDS = "bag of words"  # in place of an encoder: nothing is pretrained
+AND_WORDS = f" + {WORDS}"  # after an encoder's name: both, added up
 QUERIES = 512  # texts whose scores for all molecules are held at once
-MOL2VEC, MORGAN, FLAT = 0, 1, 2  # the views of a molecule
+MOL2VEC, MORGAN, FLAT, GRAPH = range(4)  # the views of a molecule
 
 COSINE, TANIMOTO = View(MOL2VEC, Cosine()), View(MORGAN, Tanimoto())
+WL = WeisfeilerLehman(3, edge_labels=True)
 PAPERS_KERNELS: dict[str, Kernel] = {
     "cosine": COSINE,
     **{f"gaussian {gamma:g}": View(MOL2VEC, Gaussian(gamma)) for gamma in (1e-9, 1e-6, 1e-3, 1.0)},
@@ -43,6 +45,8 @@ KERNELS: dict[str, Kernel] = {
     "tanimoto": TANIMOTO,
     "cosine + tanimoto": COSINE + TANIMOTO,
     "tanimoto + tanimoto without chirality": TANIMOTO + View(FLAT, Tanimoto()),
+    "WL on graphs": View(GRAPH, WL.normalized()),
+    "tanimoto + WL on graphs": TANIMOTO + View(GRAPH, WL.normalized()),
 }
 PAPERS_SKETCHES: dict[str, Callable[[int], sketches.SketchSpec]] = {
     "SubSample": sketches.SubSample,
@@ -52,8 +56,8 @@ PAPERS_SKETCHES: dict[str, Callable[[int], sketches.SketchSpec]] = {
 
 
 def views(molecules: Molecules) -> ViewBatch:
-    """Molecules as Mol2vec vectors and as fingerprints, with and without chirality."""
-    return ViewBatch(torch.from_numpy(molecules.mol2vec), molecules.morgan, molecules.morgan_flat)
+    """Molecules as Mol2vec vectors, as fingerprints, with and without chirality, and as graphs."""
+    return ViewBatch(torch.from_numpy(molecules.mol2vec), molecules.morgan, molecules.morgan_flat, molecules.graphs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +72,16 @@ class Task:
 
     @staticmethod
     def of(encoder: str, data: ChEBI20, folder: Path | None, device: torch.device) -> Task:
-        here = data_folder(folder) / "encoders" / encoder
-        path = str(here) if here.is_dir() else f"sentence-transformers/{encoder}"
+        name = encoder.removesuffix(AND_WORDS)
+        here = data_folder(folder) / "encoders" / name
+        path = str(here) if here.is_dir() else f"sentence-transformers/{name}"
         return Task(data, views(data.molecules), encoder, path, device)
 
     def network(self, rate: float) -> TextEncoder | WordBag:
         if self.encoder == WORDS:
             return WordBag(width=256, buckets=1 << 16, rate=rate)
-        return TextEncoder(self.path, rate=rate)
+        words = WordBag(width=256, buckets=1 << 16, rate=3.0) if self.encoder.endswith(AND_WORDS) else None
+        return TextEncoder(self.path, rate=rate, words=words)
 
     def cut(self, share: float) -> Task:
         """With a random share of the training texts; the molecules to choose from stay."""

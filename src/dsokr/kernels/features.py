@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import pairwise
 from numbers import Integral
 
 import numpy as np
@@ -55,6 +56,12 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.indptr) - 1
+
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Something hashable for every row, equal for equal rows."""
+        for start, stop in pairwise(self.indptr):
+            order = start + self.ids[start:stop].argsort()
+            yield self.ids[order].tobytes(), self.values[order].tobytes()
 
     def tagged(self, tag: int) -> Features:
         """The same vectors in coordinates of their own: different tags have none in common."""
