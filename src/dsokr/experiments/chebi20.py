@@ -122,7 +122,7 @@ class Study:
     then: Study | None = None  # another one, into the same files
 
 
-WORDED = Study(  # the best we have
+WORDED = Study(  # which is behind the encoder alone
     encoder="all-mpnet-base-v2" + AND_WORDS,
     methods=(OURS[1],),
     ensembles={OUR_ENSEMBLE: ENSEMBLES[OUR_ENSEMBLE]},
@@ -140,7 +140,7 @@ LARGE = Study(
     long_epochs=None,
     then=WORDED,
 )
-SMALL_WORDED = replace(WORDED, encoder=Study.encoder + AND_WORDS, rates=(0.6,), then=LARGE)
+SMALL_WORDED = replace(WORDED, encoder=Study.encoder + AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={}, then=LARGE)
 FULL = Study(then=SMALL_WORDED)
 REDUCED = Study(  # for two cores, without an encoder
     encoder=WORDS,
@@ -153,7 +153,6 @@ REDUCED = Study(  # for two cores, without an encoder
     ensembles={},
     seeds=(0,),
     rates=(3.0, 10.0),
-    shares=(),
     long_epochs=None,
     trial_epochs=2,
     training=replace(TRAINING, epochs=10, precision="32-true"),

@@ -144,8 +144,8 @@ def figure(folder: Path, image: Path) -> Path:
             axis.plot(
                 list(sizes), [metrics["mrr"] for metrics in sizes.values()], marker="o", markersize=3, label=label
             )
-        axis.set(title="ours, SubSample" if name == "ours" else name, xscale="log", xlabel="m", ylim=(0, 1.02))
-        axis.set_ylabel("MRR of Perfect h")
+        axis.set(title="ours, SubSample" if name == "ours" else name, xscale="log", xlabel="m")
+        axis.set(ylim=(0.9, 1) if name == "ours" else (0, 1.02), ylabel="MRR of Perfect h")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
     image.parent.mkdir(parents=True, exist_ok=True)
