@@ -325,7 +325,7 @@ class Study:
 
 
 FULL = Study(
-    data={name: partial(multilabel, name) for name in CHECKSUMS if name != "corel5k"},
+    data={name: partial(multilabel, name) for name in CHECKSUMS},
     kernels=(Tanimoto(), Linear(), Gaussian(0.5)),
     settings=(
         Setting(Encoder((512,))),
@@ -337,7 +337,6 @@ FULL = Study(
     ),
     training=Training(epochs=60, batch_size=128, optimizer="adamw", patience=4, check_every=3, progress=False),
 )
-COREL5K = replace(FULL, data={"corel5k": partial(multilabel, "corel5k")})  # 374 labels: as long as all others together
 REDUCED = replace(FULL, data={name: FULL.data[name] for name in ("emotions", "scene", "yeast")})
 QUICK = Study(
     data={"generated": lambda _: generate(300, 150)},

@@ -26,13 +26,19 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines + [f"| {' | '.join(cells(row)[1:])} |" for row in rows])
 
 
+ACROSS = 3  # panels of the figure
+
+
 def figure(folder: Path, image: Path) -> Path:
     """The F1 on test of what validation chose of every method, a panel for every data set."""
     plt = pyplot()
     rows = [row for row in table(folder) if row["source"] == "measured"]
     names = list(dict.fromkeys(row["data"] for row in rows))
-    fig, grid = plt.subplots(1, len(names), figsize=(2.6 * len(names), 3.2), layout="constrained", squeeze=False)
-    for axes, data in zip(grid[0], names, strict=True):
+    lines = -(-len(names) // ACROSS)
+    fig, grid = plt.subplots(lines, ACROSS, figsize=(9, 2.4 * lines), layout="constrained", squeeze=False)
+    for axes in grid.flat[len(names) :]:
+        axes.remove()
+    for axes, data in zip(grid.flat, names, strict=False):
         mine = [row for row in rows if row["data"] == data and row["selected"]]
         mine.sort(key=lambda row: row["f1"])
         labels = [row["model"].replace(", ", "\n", 1) for row in mine]
