@@ -68,8 +68,9 @@ PAPERS = (
 OURS = (
     dsokr("ours, cosine + tanimoto", "cosine + tanimoto", sketches.SubSample(2000), RANKED),
     dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(2000), RANKED),
+    dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(2000), RANKED),
 )
-OUR_ENSEMBLE = "ours, ensemble, two tanimotos"
+OUR_ENSEMBLE, ALL_KERNELS = "ours, ensemble, two tanimotos", "ours, ensemble, all kernels"
 ENSEMBLES = {
     "CMAM ensemble, MLP": ("CMAM, MLP",),
     "CMAM ensemble, GCN": ("CMAM, GCN",),
@@ -79,7 +80,8 @@ ENSEMBLES = {
     "DSOKR ensemble, SubSample + Gaussian": ("DSOKR, SubSample", "DSOKR, Gaussian"),
     "ours, ensemble, cosine + tanimoto": ("ours, cosine + tanimoto",),
     OUR_ENSEMBLE: ("ours, two tanimotos",),
-    "ours, ensemble, both kernels": ("ours, cosine + tanimoto", "ours, two tanimotos"),
+    "ours, ensemble, tanimoto + WL": ("ours, tanimoto + WL",),
+    ALL_KERNELS: tuple(method.name for method in OURS),
 }
 
 
@@ -149,8 +151,9 @@ REDUCED = Study(  # for two cores, without an encoder
         cmam("CMAM, MLP", MoleculeMLP()),
         PAPERS[0],
         dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(500), RANKED),
+        dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(500), RANKED),
     ),
-    ensembles={},
+    ensembles={ALL_KERNELS: ("ours, two tanimotos", "ours, tanimoto + WL")},
     seeds=(0,),
     rates=(3.0, 10.0),
     long_epochs=None,

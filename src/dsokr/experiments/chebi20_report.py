@@ -20,6 +20,7 @@ SINGLES = (  # in the table's order
     "DSOKR, Gaussian",
     "ours, cosine + tanimoto",
     "ours, two tanimotos",
+    "ours, tanimoto + WL",
 )
 PAPER: tuple[Row, ...] = tuple(  # Table 3 as printed there; AMAN as its authors report it
     {"name": name, "encoder": "SciBERT", "hits@1": h1, "hits@10": h10, "mrr": mrr, "mean_rank": rank}
