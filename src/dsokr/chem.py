@@ -29,7 +29,7 @@ except ImportError as error:
 BONDS = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
 ORDERS = {bond: order for order, bond in BONDS.items()}
 CHARGES = (0, 1, -1)  # tried in this order
-HANDS = ("", "R", "S")
+HANDS = ("", "R", "S", "r", "s")  # of stereocentres; small letters where mirror images are alike
 
 
 def graph(smiles: str) -> Graph:
@@ -156,7 +156,7 @@ def stereo_graphs(smiles: Sequence[str]) -> list[Graph]:
         for index, text in enumerate(smiles):
             mol = _parsed(text, f" at index {index}")
             atoms = tuple(
-                (atom.GetAtomicNum() * 64 + atom.GetFormalCharge() + 32) * 3 + HANDS.index(_handedness(atom))
+                (atom.GetAtomicNum() * 256 + atom.GetFormalCharge() + 128) * 8 + HANDS.index(_handedness(atom))
                 for atom in mol.GetAtoms()
             )
             bonds = tuple(

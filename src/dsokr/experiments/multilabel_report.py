@@ -9,6 +9,7 @@ from dsokr.experiments.results import Row
 from dsokr.plotting import pyplot
 
 HEADER = ["data", "model", "F1 on test", "exact", "F1 on validation", "runs"]
+ACROSS = 3  # panels of the figure
 
 
 def cells(row: Row) -> list[str]:
@@ -24,9 +25,6 @@ def markdown(rows: list[Row]) -> str:
     """The table for a page, of one data set."""
     lines = [f"| {' | '.join(HEADER[1:])} |", "|" + "---|" * (len(HEADER) - 1)]
     return "\n".join(lines + [f"| {' | '.join(cells(row)[1:])} |" for row in rows])
-
-
-ACROSS = 3  # panels of the figure
 
 
 def figure(folder: Path, image: Path) -> Path:
