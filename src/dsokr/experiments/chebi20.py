@@ -116,7 +116,7 @@ class Study:
     rich_sizes: tuple[int, ...] = (100, 250, 500, 1000, 2000)  # of sketches under the kernels that are ours
     shares: tuple[float, ...] = (1 / 8, 1 / 4, 1 / 2)  # of the training texts, for the learning curve
     learner: str = "ours, two tanimotos"  # the method whose learning curve it is
-    patient: str = "DSOKR, SubSample"  # a method that is also trained for longer, once
+    patient: tuple[str, ...] = ("CMAM, MLP", "DSOKR, SubSample", "ours, two tanimotos")  # also trained for longer, once
     long_epochs: int | None = 50  # as many as in the paper
     closed_form: bool = True  # SISOKR on the vectors of the frozen encoder
     n_train: int | None = None  # None: all
@@ -139,7 +139,7 @@ LARGE = Study(
     ensembles={name: ENSEMBLES[name] for name in ("CMAM ensemble, MLP", "DSOKR ensemble, SubSample", OUR_ENSEMBLE)},
     rates=(0.2, 0.4),
     shares=(),
-    long_epochs=None,
+    patient=("ours, two tanimotos",),
     then=WORDED,
 )
 SMALL_WORDED = replace(WORDED, encoder=Study.encoder + AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={}, then=LARGE)
@@ -199,7 +199,7 @@ def run(study: Study, folder: Path, data: Path | None, device: torch.device, say
         if method.name == study.learner:
             for share in study.shares:
                 train_and_test(alone, method, task.cut(share), rate, study.seeds[0], folder, say)
-        if method.name == study.patient and study.long_epochs is not None:
+        if method.name in study.patient and study.long_epochs is not None:
             longer = replace(alone, training=replace(study.training, epochs=study.long_epochs))
             train_and_test(longer, method, task, rate, study.seeds[0], folder, say)
     for seed in study.seeds if study.closed_form else ():
