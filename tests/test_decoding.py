@@ -131,11 +131,56 @@ def test_distinct_looks_inside(ys, expected):
         (torch.zeros(3, 2), r"shape \(n, 12\), as the basis. Got \(3, 2\)"),
         (torch.zeros(12), r"Got \(12,\)"),
         (torch.tensor([[0.0] * 12, [0.0] * 11 + [torch.nan]]), "NaN or inf in row 1"),
+        (torch.full((1, 12), 1e200, dtype=torch.float64), "and so must their squares. Got NaN or inf in row 0"),
+        ([["a"] * 12], "Coefficients must be numbers of shape"),
     ],
 )
 def test_refuses_coefficients(z, message, basis):
     with pytest.raises(InputError, match=message):
         Candidates("kernel").decode(basis, z, EmbeddedOutputs(basis, vectors(5)))
+
+
+def test_coefficients_of_any_kind(basis):
+    known = EmbeddedOutputs(basis, vectors(5))
+    z = basis.embed(vectors(3))
+    expected = Candidates("kernel").decode(basis, z, known).scores
+    for same in (z.numpy(), z.tolist(), z.clone().requires_grad_()):
+        assert torch.equal(Candidates("kernel").decode(basis, same, known).scores, expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("unit", [1e-60, 1e-30, 1e-20, 1e20, 1e30, 1e39, 1e60])
+def test_outputs_in_any_unit(unit, rule):
+    """Single precision ends at 3e38: scores beyond it are no reason for wrong answers."""
+    ys = vectors(300)
+    plain, scaled = (
+        sketch_basis(kernels.Linear(), scale * ys, sketches.Full(), generator=torch.Generator())
+        for scale in (1.0, unit)
+    )
+    known, other = EmbeddedOutputs(plain, ys), EmbeddedOutputs(scaled, unit * ys)
+    for mistaken in (0.0, 0.3):
+        asked = ys + mistaken * vectors(301)[1:]
+        expected, found = known.top(plain.embed(asked), 3, rule), other.top(scaled.embed(unit * asked), 3, rule)
+        assert torch.equal(found.indices, expected.indices)
+        assert torch.equal(other._top_by_sorting(scaled.embed(unit * asked), 3, rule).indices, expected.indices)
+
+
+def test_coefficients_and_candidates_of_opposite_sizes():
+    ys = vectors(100)
+    basis = sketch_basis(kernels.Linear(), ys, sketches.Full(), generator=torch.Generator())
+    z = basis.embed(vectors(50))
+    expected = EmbeddedOutputs(basis, ys).top(z, 1, "cosine").indices
+    for small in (1e-60, 1e-42, 1e42, 1e60):
+        known = EmbeddedOutputs(basis, ys / small)
+        assert torch.equal(known.top(z * small, 1, "cosine").indices, expected)
+
+
+def test_scores_beyond_all_numbers():
+    ys = 1e100 * vectors(20)
+    basis = sketch_basis(kernels.Linear(), vectors(20), sketches.Full(), generator=torch.Generator())
+    known = EmbeddedOutputs(basis, 1e60 * ys)
+    with pytest.raises(InputError, match="scores of candidates are not finite in row 0. Bring outputs to a smaller"):
+        known.top(1e150 * basis.embed(vectors(2)), 1, "kernel")
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -115,6 +115,45 @@ def test_never_worse_than_the_best_known_and_within_the_constraint(kernel, const
     assert torch.equal(decoder.decode(basis, z, embedded).outputs, decoded.outputs)
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kernel", [kernels.Gaussian(2.0), kernels.Laplacian(1.0), kernels.Polynomial(3)], ids=str)
+def test_never_worse_than_known_outputs_within_a_constraint_that_others_break(kernel, rule):
+    known, box = vectors(40), Box(-0.8, 0.8)
+    inside = known[(known.abs() <= 0.8).all(dim=1)]
+    assert 3 < len(inside) < 30
+    basis = made(kernel, known, sketches.Full())
+    z = torch.randn(200, basis.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)  # mere noise
+    decoded = Gradient(steps=5, starts=1, constraint=box, rule=rule).decode(basis, z, EmbeddedOutputs(basis, known))
+    best = basis.score(z, inside, rule).max(dim=1).values
+    assert (decoded.scores >= best - 1e-9 * (1 + best.abs())).all()
+    assert satisfied(box, decoded.outputs)
+
+
+@pytest.mark.parametrize("constraint", [None, Box(-20.0, 20.0)], ids=str)
+def test_a_score_without_slope_leaves_the_known_outputs(constraint):
+    known = torch.tensor([[5.0], [-7.0], [9.0]], dtype=torch.float64)
+    basis = made(kernels.Cosine(), known, sketches.Full())
+    decoded = Gradient(constraint=constraint).decode(basis, basis.embed(known), EmbeddedOutputs(basis, known))
+    assert torch.equal(decoded.outputs.sign(), known.sign()) and decoded.scores.allclose(torch.ones(()).double())
+    known = 10 * vectors(12)
+    basis = made(kernels.Cosine(), known, sketches.Full())
+    z = torch.cat([basis.embed(known[:3]), torch.zeros(1, basis.dim)])
+    assert Gradient(constraint=constraint).decode(basis, z, EmbeddedOutputs(basis, known)).scores[3] == -1
+
+
+def test_candidates_of_another_width():
+    basis = made(kernels.Linear(), vectors(40))
+    with pytest.raises(InputError, match="Candidates must have 4 coordinates, as the outputs of the basis. Got 1"):
+        Gradient().decode(basis, predicted(basis), EmbeddedOutputs(basis, vectors(5)[:, :1]))
+
+
+def test_lists_of_arrays_keep_their_precision():
+    known = list(vectors(40).float().numpy())
+    basis = made(kernels.Gaussian(0.3), known)
+    found = Gradient(steps=3).decode(basis, basis.embed(known[:2]), EmbeddedOutputs(basis, known))
+    assert {y.dtype for y in found.outputs} == {np.dtype(np.float32)}
+
+
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(0.3), kernels.Cosine(), kernels.Polynomial(2)], ids=str)
 def test_the_answer_is_a_maximum(kernel):
     """The gradient vanishes there, and known outputs alone do not get as far."""
@@ -251,12 +290,13 @@ def test_refuses_coefficients(kernel, z, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Gradient(steps=0), "Gradient.steps must be at least 1. Got 0"),
-        (lambda: Gradient(starts=0), "Gradient.starts must be at least 1"),
+        (lambda: Gradient(steps=0), "Gradient.steps must be an integer of at least 1. Got 0"),
+        (lambda: Gradient(starts=0), "Gradient.starts must be an integer of at least 1"),
         (lambda: Gradient(constraint="box"), r"must be None, Box\(low, high\) or Simplex\(\). Got 'box'"),
         (lambda: Gradient(rule="best"), "decoding rule must be one of"),
         (lambda: Box(1.0, 0.0), "low must be at most Box.high. Got 1.0 and 0.0"),
         (lambda: Box((0.0, 2.0), 1.0), "low must be at most Box.high"),
+        (lambda: Box("a", "b"), "Box takes numbers, as many below as above. Got a and b"),
         (lambda: Box((0.0, 0.0), 1.0).nearest(torch.zeros(1, 3)), "one per coordinate: 3. Got 2"),
         (lambda: EmbeddedOutputs(made(kernels.Gaussian(1.0)), []), "candidates is empty"),
     ],

@@ -209,7 +209,7 @@ def test_model_with_it_predicts_the_same_after_loading(tmp_path):
         (lambda: LabelSet().check(kernels.NGram(3)), r"Tanimoto, Linear, .*Got NGram\(n=3.*Use Candidates\(\)"),
         (lambda: LabelSet().check(kernels.Linear() + kernels.Kemeny()), "Got Sum.*Kemeny"),
         (lambda: LabelSet().check(kernels.Kemeny().normalized()), "Got Normalized.*Kemeny"),
-        (lambda: LabelSet(starts=0), "starts must be at least 1, a whole number. Got 0"),
+        (lambda: LabelSet(starts=0), "LabelSet.starts must be an integer of at least 1. Got 0"),
         (lambda: LabelSet(starts=1.5), "Got 1.5"),
         (lambda: LabelSet().known([[0, 1], [0, 2]]), "Y must be 0 or 1. Got 2 at index 1"),
     ],

@@ -120,6 +120,25 @@ def test_the_length_prior_draws_to_usual_lengths():
     torch.testing.assert_close(drawn.scores, basis.score(z, drawn.outputs)[0])  # scores are without the prior
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "options", [{"length_prior": 1.0}, {"length_prior": 30.0}, {"shortest": 4, "longest": 5}], ids=str
+)
+def test_never_worse_than_a_known_string_with_prior_and_limits(options, rule):
+    lengths = np.array([len(y) for y in SHORT])
+    basis = made(kernels.NGram(3), SHORT)
+    z = torch.randn(150, basis.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # mere noise
+    decoder = NGram(beam=1, starts=1, rule=rule, **options)
+    decoded = decoder.decode(basis, z, EmbeddedOutputs(basis, SHORT))
+    low, high = options.get("shortest", lengths.min()), options.get("longest", lengths.max() + 2)
+    counts = 1 + np.bincount(lengths, minlength=high + 1)[low : high + 1]
+    prior = torch.full((high + 1,), -torch.inf).double()
+    prior[low:] = decoder.length_prior * torch.from_numpy(np.log(counts / counts.sum()))
+    known = basis.score(z, SHORT, rule) + torch.tensor([prior[n] if n <= high else -torch.inf for n in lengths])
+    own = decoded.scores + prior[[len(y) for y in decoded.outputs]]
+    assert (own >= known.max(dim=1).values - 1e-9).all()
+
+
 def test_a_row_does_not_depend_on_the_others(monkeypatch):
     basis = made(kernels.NGram(3).normalized(), WORDS)
     known, z = EmbeddedOutputs(basis, WORDS), predicted(basis, WORDS)
@@ -196,13 +215,15 @@ def test_refuses_coefficients(z, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beam": 0}, "NGram.beam must be at least 1. Got 0"),
-        ({"starts": 0}, "NGram.starts must be at least 1. Got 0"),
+        ({"beam": 0}, "NGram.beam must be an integer of at least 1. Got 0"),
+        ({"beam": 2.5}, "NGram.beam must be an integer of at least 1. Got 2.5"),
+        ({"starts": 0}, "NGram.starts must be an integer of at least 1. Got 0"),
+        ({"longest": "x"}, "NGram.longest must be an integer of at least 0. Got 'x'"),
         ({"length_prior": -1.0}, "length_prior must be finite and not negative. Got -1.0"),
         ({"rule": "best"}, "decoding rule must be one of"),
         ({"longest": 1}, "NGram.longest must be at least 2: .* Got 1"),
         ({"shortest": 5, "longest": 4}, "NGram.longest must be at least 5: .* Got 4"),
-        ({"shortest": -1}, "NGram.shortest must not be negative. Got -1"),
+        ({"shortest": -1}, "NGram.shortest must be an integer of at least 0. Got -1"),
     ],
 )
 def test_refuses_options(options, message):
@@ -210,6 +231,15 @@ def test_refuses_options(options, message):
     basis = made(kernels.NGram(2), ys)
     with pytest.raises(InputError, match=message):
         NGram(**options).decode(basis, basis.embed(ys), EmbeddedOutputs(basis, ys))
+
+
+def test_refuses_what_are_no_candidates():
+    ys = ["ab", "bc", "cd"]
+    basis = made(kernels.NGram(2), ys)
+    with pytest.raises(InputError, match="known must be EmbeddedOutputs.basis, outputs.. Got list"):
+        NGram().decode(basis, basis.embed(ys), ys)
+    with pytest.raises(InputError, match="take strings. Got int at index 0"):
+        NGram().decode(basis, basis.embed(ys), EmbeddedOutputs(basis, [1, 2]))
 
 
 def test_refuses_an_empty_list_and_too_many_ngrams():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -69,14 +70,22 @@ class SketchedBasis:
         weights = None if self.weights is None else self.weights.to(device)
         return SketchedBasis(self.kernel, to_device(self.anchors, device), weights, self.projection.to(device))
 
-    def checked(self, z: Tensor) -> Tensor:  # (n, p)
+    def checked(self, z: Any) -> Tensor:  # (n, p)
         """Coefficients as float64 on the device of the basis, or a sentence on what is wrong with them."""
+        if not isinstance(z, Tensor):
+            try:
+                z = torch.from_numpy(np.asarray(z, np.float64))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"Coefficients must be numbers of shape (n, {self.dim}). Got {z!r:.60}.") from error
+        z = z.detach()
         if z.ndim != 2 or z.shape[1] != self.dim:
             raise InputError(f"Coefficients must have shape (n, {self.dim}), as the basis. Got {tuple(z.shape)}.")
-        if not torch.isfinite(z).all():
-            at = int((~torch.isfinite(z)).any(dim=1).nonzero()[0])
-            raise InputError(f"Coefficients must be finite. Got NaN or inf in row {at}.")
-        return z.to(device=self.device, dtype=torch.float64)
+        z = z.to(device=self.device, dtype=torch.float64)
+        finite = torch.isfinite(torch.linalg.vecdot(z, z))
+        if not finite.all():
+            at = int((~finite).nonzero()[0])
+            raise InputError(f"Coefficients must be finite, and so must their squares. Got NaN or inf in row {at}.")
+        return z
 
     def embed(self, ys: Outputs) -> Tensor:  # (n, p)
         """ψ̃(y) = Ω R k^y for every output, in blocks: r kernel values and m · p multiplications an output.

@@ -14,6 +14,7 @@ from dsokr.decoders import EmbeddedOutputs, Ranking, largest
 from dsokr.errors import InputError
 from dsokr.estimator import DSOKR
 from dsokr.outputs import Outputs, as_outputs, take
+from dsokr.rounding import single
 
 Combine = Literal["mean rank", "mean score", "max score"]
 COMBINATIONS: tuple[Combine, ...] = get_args(Combine)
@@ -134,7 +135,7 @@ def combined(
 
 def all_ranks(scores: Tensor) -> Tensor:  # (n, c)
     """The rank of every candidate in its row, 1 for the best; those equal in single precision share their mean rank."""
-    ordered, order = scores.float().sort(dim=1, descending=True)
+    ordered, order = single(scores).sort(dim=1, descending=True)
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     group = new.cumsum(dim=1) - 1  # equal scores stand side by side

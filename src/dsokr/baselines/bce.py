@@ -112,9 +112,10 @@ class LabelNetwork(BaseEstimator):
 
     def predict(self, X: Any) -> np.ndarray:  # (n, labels)
         """One set per input, as a row of zeros and ones of the type that ``fit`` got."""
-        return self._sets(self.probabilities(X), self.threshold_)
+        return self.sets(self.probabilities(X), self.threshold_)
 
-    def _sets(self, probabilities: np.ndarray, threshold: float) -> np.ndarray:
+    def sets(self, probabilities: np.ndarray, threshold: float) -> np.ndarray:  # (n, labels)
+        """The labels that are likelier than the threshold."""
         sets = probabilities > threshold
         if self.never_empty_:
             np.put_along_axis(sets, probabilities.argmax(axis=1)[:, None], True, axis=1)
@@ -124,7 +125,7 @@ class LabelNetwork(BaseEstimator):
         """The best score on these pairs, and the threshold that gives it."""
         metric: Metric = self.training.monitor if callable(self.training.monitor) else f1
         probabilities = _sigmoid(z)
-        return max((float(metric(self._sets(probabilities, t), Y)), t) for t in self._thresholds())
+        return max((float(metric(self.sets(probabilities, t), Y)), t) for t in self._thresholds())
 
     def _thresholds(self) -> tuple[float, ...]:
         return THRESHOLDS if self.threshold is None else (self.threshold,)

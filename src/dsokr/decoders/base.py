@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,10 @@ from torch import Tensor
 from dsokr.basis import Rule, SketchedBasis, embedded_scores
 from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.decoders.scan import Ranking
+from dsokr.errors import InputError
 from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, chosen, distinct, take
+from dsokr.rounding import single
 
 PAIR_BLOCK = 64  # side of the square blocks of scores whose diagonal is used
 
@@ -30,6 +32,13 @@ class Decoder(ABC):
     @abstractmethod
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
         """Outputs for the coefficients z (n, p). ``known`` holds the candidates, or where a search may start."""
+
+    def checked(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs) -> Tensor:  # (n, p)
+        """The coefficients, if basis, coefficients and candidates can be decoded; else a sentence on why not."""
+        self.check(basis.kernel)
+        if not isinstance(known, EmbeddedOutputs):
+            raise InputError(f"known must be EmbeddedOutputs(basis, outputs). Got {type(known).__name__}.")
+        return basis.checked(z)
 
     def check(self, kernel: Kernel) -> None:  # noqa: B027 # most decoders of a list have nothing to refuse
         """Say in an ``InputError`` if coordinates in a basis of this kernel are not for this decoder."""
@@ -52,7 +61,8 @@ def best_of(
 ) -> Decoded:
     """For every row of z what was found for it, or the nearest of the known outputs if that scores as well."""
     before, scores = nearest.scores[:, 0], _paired_scores(basis, z, found, rule)
-    better = scores.float() > before.float()  # equal in single precision is equal, as in known.top
+    after, at_first = single(torch.stack([scores, before], dim=1)).unbind(dim=1)
+    better = after > at_first  # equal in single precision is equal, as in known.top
     outputs = chosen(better, found, take(known.outputs, nearest.indices[:, 0]))
     return Decoded(outputs, torch.where(better, scores, before))
 

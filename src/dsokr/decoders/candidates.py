@@ -44,5 +44,5 @@ class Candidates(Decoder):
         return self.rule
 
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        ranking = known.top(z, 1, self.scoring_rule())
+        ranking = known.top(self.checked(basis, z, known), 1, self.scoring_rule())
         return Decoded(take(known.outputs, ranking.indices[:, 0]), ranking.scores[:, 0])

@@ -11,6 +11,7 @@ from dsokr.basis import BLOCK, Rule, SketchedBasis, embedded_scores
 from dsokr.decoders.scan import Ranking, Scan
 from dsokr.metrics import ranks
 from dsokr.outputs import Outputs, as_outputs, blocks, count
+from dsokr.rounding import single
 
 QUERY_BLOCK = 1024  # rows of coefficients scored at once against a block of outputs
 
@@ -75,7 +76,7 @@ class EmbeddedOutputs:
                 found, columns = largest(scores, min(k, scores.shape[1]))
                 merged = torch.cat([best[rows], found], dim=1)
                 places = torch.cat([at[rows], columns + where.start], dim=1)
-                order = merged.float().sort(dim=1, descending=True, stable=True).indices[:, :k]
+                order = single(merged).sort(dim=1, descending=True, stable=True).indices[:, :k]
                 best[rows], at[rows] = merged.gather(1, order), places.gather(1, order)
         return Ranking(at, best.sub_(constant))
 
@@ -92,7 +93,7 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
     Scores that agree in single precision are equal: the last bits of a sum depend on where in a block it stands, so
     that without this even two copies of one output would differ. ``topk`` itself would take any of several equal ones.
     """
-    keys = scores.float()
+    keys = single(scores)
     least = keys.topk(k, dim=1).values[:, -1:]
     above, equal = keys > least, keys == least
     chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))

@@ -17,13 +17,17 @@ from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.errors import InputError, KernelError
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Normalized, Polynomial, Product, Scaled, Sum
+from dsokr.kernels.features import require_integer
 from dsokr.kernels.vectors import as_rows
 from dsokr.outputs import Outputs, take
 
 POINTS = 1024  # vectors that are moved at once
 CONVERGED = 1e-12  # steps shorter than this share of the outputs' spread end the climb
 
+NEAR = 1e-6  # how far from a constraint an output may be that satisfies it
+
 Scores = Callable[[Tensor], Tensor]  # (n, d) -> (n,), row by row
+Source = tuple[EmbeddedOutputs, Tensor]  # known outputs to start from, and the same as rows (n, d)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,11 @@ class Box:
     high: float | tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not np.all(np.asarray(self.low) <= np.asarray(self.high)):
+        try:
+            ordered = np.all(np.asarray(self.low, np.float64) <= np.asarray(self.high, np.float64))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"Box takes numbers, as many below as above. Got {self.low} and {self.high}.") from error
+        if not ordered:
             raise InputError(f"Box.low must be at most Box.high. Got {self.low} and {self.high}.")
 
     def nearest(self, y: Tensor) -> Tensor:  # (n, d)
@@ -71,8 +79,8 @@ class Gradient(Decoder):
     Projected gradient ascent from the best known outputs: y ← P(y + t ∇score(y)), where P goes to the nearest point of
     the ``constraint``. A step that does not raise the score is not taken but tried again at half its length; after one
     that does, t is Barzilai and Borwein's, ‖Δy‖² / |⟨Δy, Δ∇⟩|. So an answer never scores less than the known outputs
-    that satisfy the constraint; it is a local maximum. For the linear kernel and the paper's rule the solution is
-    P(Σ_j c_j a_j) with c = (Ω R)ᵀ z, and is returned as such.
+    that satisfy the constraint, the best of which are starts as well; it is a local maximum. For the linear kernel and
+    the paper's rule the solution is P(Σ_j c_j a_j) with c = (Ω R)ᵀ z, and is returned as such.
 
     Outputs must be real vectors: integers, which an average between two of them leaves, are refused. The Laplacian
     kernel has kinks at the anchors, where the climb may get stuck.
@@ -80,7 +88,7 @@ class Gradient(Decoder):
     Parameters
     ----------
     steps : evaluations of the score and its gradient, each r kernel values per start and row, for r anchors.
-    starts : how many known outputs to start from.
+    starts : how many known outputs to start from, and how many of those that satisfy the constraint if some do not.
     constraint : None, ``Box(low, high)`` or ``Simplex()``.
     rule : what is maximised, see :func:`dsokr.basis.embedded_scores`.
 
@@ -100,8 +108,7 @@ class Gradient(Decoder):
 
     def __post_init__(self) -> None:
         for name in ("steps", "starts"):
-            if getattr(self, name) < 1:
-                raise InputError(f"Gradient.{name} must be at least 1. Got {getattr(self, name)}.")
+            require_integer(self, name, getattr(self, name), least=1)
         if not isinstance(self.constraint, Box | Simplex | None):
             raise InputError(f"Gradient.constraint must be None, Box(low, high) or Simplex(). Got {self.constraint!r}.")
         check_rule(self.rule)
@@ -122,29 +129,42 @@ class Gradient(Decoder):
 
     @torch.inference_mode(False)
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        self.check(basis.kernel)
+        z = self.checked(basis, z, known)
         _check_real(known.outputs)
-        z = basis.checked(z)
+        rows, width = as_rows(known.outputs).to(z), _anchors(basis).shape[1]
+        if rows.shape[1] != width:
+            got = f"Got {rows.shape[1]}."
+            raise InputError(f"Candidates must have {width} coordinates, as the outputs of the basis. {got}")
         if not len(z):  # kernels take at least one vector
             return Decoded(take(known.outputs, slice(0)), z.new_empty(0))
         if isinstance(basis.kernel, Linear) and self.rule == "kernel":
             y = self._nearest(_combination(basis, z) @ _anchors(basis))
             return Decoded(_in_form_of(known.outputs, y), scorer(basis, z, self.rule)(y))
-        rows = as_rows(known.outputs).to(z)
-        parts = [self._climbed(basis, block, known, rows) for block in z.split(max(1, POINTS // self.starts))]
+        sources = [(known, rows), *self._allowed(basis, known, rows)]
+        reach = float(rows.std(dim=0, correction=0).norm()) or 1.0
+        parts = [self._climbed(basis, block, sources, reach) for block in z.split(max(1, POINTS // self.starts))]
         y, scores = (torch.cat(part) for part in zip(*parts, strict=True))
         return Decoded(_in_form_of(known.outputs, y), scores)
 
+    def _allowed(self, basis: SketchedBasis, known: EmbeddedOutputs, rows: Tensor) -> list[Source]:
+        """The known outputs that satisfy the constraint, if some do and some do not."""
+        inside = torch.isclose(self._nearest(rows), rows, rtol=NEAR, atol=NEAR).all(dim=1)
+        if inside.all() or not inside.any():
+            return []
+        at = inside.nonzero()[:, 0]
+        embedding, diag = known.coordinates()
+        return [(EmbeddedOutputs(basis, take(known.outputs, at), coordinates=(embedding[at], diag[at])), rows[at])]
+
     def _climbed(
-        self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, rows: Tensor
+        self, basis: SketchedBasis, z: Tensor, sources: list[Source], reach: float
     ) -> tuple[Tensor, Tensor]:  # (n, d), (n,)
         """The best that the starts of each row lead to, and its score."""
-        best = known.top(z, self.starts, self.rule).indices
-        score = _only_where_defined(basis.kernel, scorer(basis, z.repeat_interleave(best.shape[1], dim=0), self.rule))
-        reach = float(rows.std(dim=0, correction=0).norm()) or 1.0
-        y, scores = ascend(score, self._nearest(rows[best.flatten()]), self._nearest, self.steps, reach)
-        scores = scores.reshape(best.shape)
-        winner = scores.argmax(dim=1) + best.shape[1] * torch.arange(len(z), device=z.device)
+        starts = torch.cat([rows[known.top(z, self.starts, self.rule).indices] for known, rows in sources], dim=1)
+        places = starts.shape[1]
+        score = _only_where_defined(basis.kernel, scorer(basis, z.repeat_interleave(places, dim=0), self.rule))
+        y, scores = ascend(score, self._nearest(starts.flatten(0, 1)), self._nearest, self.steps, reach)
+        scores = scores.reshape(len(z), places)
+        winner = scores.argmax(dim=1) + places * torch.arange(len(z), device=z.device)
         return y[winner], scores.flatten()[winner]
 
     def _nearest(self, y: Tensor) -> Tensor:
@@ -165,7 +185,7 @@ def ascend(
     """Projected gradient ascent of every row by itself, see :class:`Gradient`. The first step tried is ``reach``."""
     values, slopes = with_gradient(score, y)
     tiny = torch.finfo(y.dtype).tiny
-    lengths = reach / slopes.norm(dim=1).clamp(min=tiny)
+    lengths = reach / slopes.norm(dim=1).clamp(min=tiny * max(reach, 1.0))  # finite also where the slope is zero
     for _ in range(steps):
         moved = nearest(y + lengths[:, None] * slopes)
         new_values, new_slopes = with_gradient(score, moved)
@@ -255,5 +275,5 @@ def _like(item: Any, row: Tensor) -> Any:
     if isinstance(item, Tensor):
         return row.to(item).reshape(item.shape)
     if isinstance(item, np.ndarray):
-        return row.numpy().reshape(item.shape)
+        return row.numpy().astype(item.dtype).reshape(item.shape)
     return type(item)(row.tolist()) if isinstance(item, list | tuple) else row.item()

@@ -28,6 +28,7 @@ from dsokr.kernels import (
     Sum,
     Tanimoto,
 )
+from dsokr.kernels.features import require_integer
 from dsokr.kernels.vectors import as_rows
 from dsokr.outputs import Outputs, in_form_of, take
 
@@ -69,8 +70,7 @@ class LabelSet(Decoder):
     starts: int = 3
 
     def __post_init__(self) -> None:
-        if not isinstance(self.starts, int) or self.starts < 1:
-            raise InputError(f"LabelSet.starts must be at least 1, a whole number. Got {self.starts!r}.")
+        require_integer(self, "starts", self.starts, least=1)
 
     def check(self, kernel: Kernel) -> None:
         if not _is_by_sizes(kernel):
@@ -85,8 +85,7 @@ class LabelSet(Decoder):
         return super().known(training_outputs)
 
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        self.check(basis.kernel)
-        z = basis.checked(z)
+        z = self.checked(basis, z, known)
         if not len(z):  # kernels take at least one vector
             return Decoded(take(known.outputs, slice(0)), z.new_empty(0))
         nearest = known.top(z, self.starts, self.scoring_rule())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from numbers import Integral
 from typing import ClassVar
 
 import numpy as np
@@ -56,8 +57,7 @@ class RankingDecoder(Decoder):
             )
 
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        self.check(basis.kernel)
-        z, rule = basis.checked(z), self.scoring_rule()
+        z, rule = self.checked(basis, z, known), self.scoring_rule()
         if not len(z):  # kernels take at least one ranking
             return Decoded(take(known.outputs, slice(0)), z.new_empty(0))
         nearest = known.top(z, 1, rule)
@@ -85,7 +85,8 @@ def _any_ranking(basis: SketchedBasis) -> Tensor:  # (1, d)
 def _first_position(rankings: Outputs) -> int:
     """Whether positions are counted from 0 or from 1. Items that are not ranked have negative ones."""
     positions = as_positions(rankings)
-    return int((positions[positions >= 0] >= 1).all())
+    ranked = positions[positions >= 0]
+    return int(len(ranked) > 0 and bool((ranked >= 1).all()))
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Kemeny(RankingDecoder):
     exact_up_to: int = 16
 
     def __post_init__(self) -> None:
-        if not isinstance(self.exact_up_to, int) or not 1 <= self.exact_up_to <= LARGEST:
+        if not isinstance(self.exact_up_to, Integral) or not 1 <= self.exact_up_to <= LARGEST:
             raise InputError(f"Kemeny.exact_up_to must be a whole number, 1 to {LARGEST}. Got {self.exact_up_to!r}.")
 
     def bound(self, basis: SketchedBasis, z: Tensor) -> Tensor:  # (n,)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from dsokr.basis import Rule
+from dsokr.errors import InputError
+from dsokr.rounding import LARGE
 
 QUERIES = 1024  # rows of coefficients scored at once against a block of candidates
 PAIRS = 16384  # pairs scored at once in double precision
@@ -55,16 +57,41 @@ class Scan:
 
     def add(self, rows: Tensor, diag: np.ndarray, norm: np.ndarray) -> None:
         """The next candidates: ψ̃(y) of any precision, k(y, y) and ‖ψ̃(y)‖."""
-        factor, offset = (torch.from_numpy(part) for part in affine(self.rule, diag, norm))
-        single = rows.float()
+        factor, offset = affine(self.rule, diag, norm)
+        sizes = _Sizes(*(float(part.max()) for part in (norm, factor, factor * norm, np.abs(offset))))
+        block = _Block(self.seen, rows, rows.float(), torch.from_numpy(factor), torch.from_numpy(offset), sizes)
         for part in self.parts:
-            part.add(self.seen, rows, single, factor, offset, float((factor * torch.from_numpy(norm)).max()))
+            part.add(block)
         self.seen += len(rows)
 
     def ranking(self) -> Ranking:
         if not self.parts:
             return Ranking(torch.empty(0, self.k, dtype=torch.long), torch.empty(0, self.k, dtype=torch.float64))
-        return Ranking(*(torch.cat(found) for found in zip(*(part.ranking() for part in self.parts), strict=True)))
+        found = Ranking(*(torch.cat(found) for found in zip(*(part.ranking() for part in self.parts), strict=True)))
+        if self.seen >= self.k and (found.indices < 0).any():
+            at = int((found.indices < 0).any(dim=1).nonzero()[0])
+            raise InputError(f"The scores of candidates are not finite in row {at}. Bring outputs to a smaller scale.")
+        return found
+
+
+class _Sizes(NamedTuple):
+    """The largest of a block, to know how wrong single precision may be."""
+
+    norm: float  # ‖ψ̃(y)‖
+    factor: float
+    scaled: float  # factor · ‖ψ̃(y)‖
+    offset: float
+
+
+class _Block(NamedTuple):
+    """Candidates from ``start`` on."""
+
+    start: int
+    rows: Tensor
+    single: Tensor
+    factor: Tensor
+    offset: Tensor
+    sizes: _Sizes
 
 
 class _Rows:
@@ -75,14 +102,19 @@ class _Rows:
         self.lengths = torch.linalg.vector_norm(z, dim=1)
         self.best = _Best(len(z), k)
 
-    def add(self, start: int, rows: Tensor, single: Tensor, factor: Tensor, offset: Tensor, longest: float) -> None:
-        scores = (self.single @ single.T).mul_(factor.float()).add_(offset.float())
-        error = self._rounding(longest, offset)
+    def add(self, block: _Block) -> None:
+        start, rows, single, factor, offset, sizes = block
+        length = float(self.lengths.max())
+        if max(length, length * sizes.norm, length * sizes.scaled, *sizes) < LARGE:
+            scores = (self.single @ single.T).mul_(factor.float()).add_(offset.float())
+        else:  # too large for single precision
+            scores = (self.z @ rows.double().T).mul_(factor).add_(offset)
+        error = self._rounding(sizes)
         if start < self.k:  # not yet full: what is not among the best k of its block is not among the best k
             floor = scores.topk(min(self.k, len(rows)), dim=1).values[:, -1].double() - 2 * error
         else:
             floor = self.best.scores[:, -1] - error
-        floor = floor.float().nextafter(torch.tensor(-torch.inf))
+        floor = floor.to(scores).nextafter(torch.tensor(-torch.inf, dtype=scores.dtype))
         above = (scores.amax(dim=1) >= floor).nonzero()[:, 0]
         if not len(above):
             return
@@ -91,11 +123,14 @@ class _Rows:
         exact = paired(self.z, rows, query, candidate).mul_(factor[candidate]).add_(offset[candidate])
         self.best.merge(query, candidate + start, exact)
 
-    def _rounding(self, longest: float, offset: Tensor) -> Tensor:  # (q,)
-        """A bound on the error of single-precision scores: p products, their sum, the factor and the offset."""
-        unit, p = torch.finfo(torch.float32).eps, self.z.shape[1]
-        error = unit * ((p + 8) * self.lengths * longest + 4 * offset.abs().max())
-        return error + torch.finfo(torch.float32).tiny
+    def _rounding(self, sizes: _Sizes) -> Tensor:  # (q,)
+        """A bound on the error of single-precision scores: p products, their sum, the factor and the offset.
+
+        Numbers below ``tiny`` may come out as zero.
+        """
+        unit, tiny, p = torch.finfo(torch.float32).eps, torch.finfo(torch.float32).tiny, self.z.shape[1]
+        error = unit * ((p + 8) * self.lengths * sizes.scaled + 4 * sizes.offset)
+        return error + tiny * (1 + p * (sizes.scaled + self.lengths * sizes.factor))
 
     def ranking(self) -> Ranking:
         return Ranking(self.best.indices, self.best.scores + constant(self.rule, self.z)[:, None])
@@ -105,6 +140,12 @@ def paired(z: Tensor, rows: Tensor, query: Tensor, candidate: Tensor) -> Tensor:
     """⟨z_q, ψ̃_c⟩ in double precision, pair by pair."""
     parts = zip(query.split(PAIRS), candidate.split(PAIRS), strict=True)
     return torch.cat([torch.linalg.vecdot(z[q], rows[c].double()) for q, c in parts])
+
+
+def _rounded(scores: np.ndarray) -> np.ndarray:
+    """To the 24 bits of single precision, but of any size."""
+    mantissa, exponent = np.frexp(scores)
+    return np.ldexp(mantissa.astype(np.float32).astype(np.float64), exponent)
 
 
 class _Best:
@@ -120,7 +161,7 @@ class _Best:
         owner = torch.cat([torch.arange(len(touched)).repeat_interleave(k), place]).numpy()
         index = torch.cat([self.indices[touched].reshape(-1), index])
         score = torch.cat([self.scores[touched].reshape(-1), score])
-        order = np.lexsort((index.numpy(), -score.numpy().astype(np.float32), owner))
+        order = np.lexsort((index.numpy(), -_rounded(score.numpy()), owner))
         starts = np.searchsorted(owner[order], np.arange(len(touched)))
         keep = torch.from_numpy(order[starts[:, None] + np.arange(k)])
         self.indices[touched], self.scores[touched] = index[keep], score[keep]

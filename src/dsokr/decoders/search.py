@@ -72,8 +72,7 @@ class GraphSearch(Decoder):
         return self.rule
 
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        self.check(basis.kernel)
-        z, rule = basis.checked(z), self.scoring_rule()
+        z, rule = self.checked(basis, z, known), self.scoring_rule()
         if not len(z):
             return Decoded(take(known.outputs, slice(0)), z.new_empty(0))
         starts = known.top(z, self.starts, rule).indices

@@ -17,10 +17,12 @@ from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.errors import InputError
 from dsokr.kernels import Kernel
+from dsokr.kernels.features import require_integer
 from dsokr.kernels.hashing import mix, pair
 from dsokr.kernels.strings import encoded
 from dsokr.outputs import Outputs, take
 from dsokr.ragged import starts_of
+from dsokr.rounding import single
 
 MARGIN = 2  # letters by which an answer may be longer than all known strings
 ROWS = 256  # rows of coefficients whose n-grams are weighed at once
@@ -73,11 +75,9 @@ class NGram(Decoder):
     rule: Rule = "kernel"
 
     def __post_init__(self) -> None:
-        for name in ("beam", "starts"):
-            if getattr(self, name) < 1:
-                raise InputError(f"NGram.{name} must be at least 1. Got {getattr(self, name)}.")
-        if self.shortest is not None and self.shortest < 0:
-            raise InputError(f"NGram.shortest must not be negative. Got {self.shortest}.")
+        for name, least in (("beam", 1), ("starts", 1), ("shortest", 0), ("longest", 0)):
+            if getattr(self, name) is not None:
+                require_integer(self, name, getattr(self, name), least)
         if not 0 <= self.length_prior < np.inf:
             raise InputError(f"NGram.length_prior must be finite and not negative. Got {self.length_prior}.")
         check_rule(self.rule)
@@ -93,13 +93,14 @@ class NGram(Decoder):
         return self.rule
 
     def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        self.check(basis.kernel)
-        z = basis.checked(z)
+        z = self.checked(basis, z, known)
         if not len(z):
             return Decoded(_in_form_of(known.outputs, []), z.new_empty(0))
+        _, starts = encoded(known.outputs)
         space = Space.of(basis, known.outputs)
         prior = self._log_prior(space, known.outputs)
-        parts = [self._decoded(basis, block, known, space, prior) for block in z.split(ROWS)]
+        allowed = Allowed.of(basis, known, np.diff(starts), prior)
+        parts = [self._decoded(basis, block, allowed, space, prior) for block in z.split(ROWS)]
         strings = list(chain.from_iterable(part.outputs for part in parts))
         return Decoded(_in_form_of(known.outputs, strings), torch.cat([part.scores for part in parts]))
 
@@ -121,11 +122,9 @@ class NGram(Decoder):
         prior[allowed] = self.length_prior * np.log(counts[allowed] / counts[allowed].sum())
         return prior
 
-    def _decoded(
-        self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, space: Space, prior: np.ndarray
-    ) -> Decoded:
+    def _decoded(self, basis: SketchedBasis, z: Tensor, known: Allowed, space: Space, prior: np.ndarray) -> Decoded:
         """The strings for one block of coefficients, as a list."""
-        nearest = known.top(z, self.starts, "kernel").indices.cpu()
+        nearest = known.top(z, self.starts, "kernel").cpu()
         starts = space.numbered(take(known.outputs, nearest.flatten()), len(prior) - 1)
         weights = space.weights(basis, z)
         found = Pool.empty(len(z), 2 * self.starts, len(prior) - 1)
@@ -140,11 +139,11 @@ class NGram(Decoder):
         return Decoded([row[0] for row in space.spelled(found)], torch.from_numpy(scores).to(z.device))
 
     def _by_rule(
-        self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, found: list[list[str]], prior: np.ndarray
+        self, basis: SketchedBasis, z: Tensor, known: Allowed, found: list[list[str]], prior: np.ndarray
     ) -> Decoded:
         """The best by ``rule`` of the strings found for each row and the best known one."""
-        best = take(known.outputs, known.top(z, 1, self.rule).indices[:, 0])
-        found = [[y, *row] if prior[len(y)] > -np.inf else row for y, row in zip(best, found, strict=True)]
+        best = take(known.outputs, known.top(z, 1, self.rule).flatten())
+        found = [[y, *row] for y, row in zip(best, found, strict=True)] if len(best) else found
         flat = list(chain.from_iterable(found))
         embedding, diag = basis.embed(flat), basis.diag(flat)
         bonus = torch.from_numpy(prior[[len(y) for y in flat]]).to(z)
@@ -156,6 +155,39 @@ class NGram(Decoder):
             strings.append(row[at])
             scores.append(values[at])
         return Decoded(strings, torch.stack(scores))
+
+
+@dataclass(frozen=True, eq=False)
+class Allowed:
+    """The known strings of allowed lengths, by what is added to their scores: of one length each, or all at once."""
+
+    outputs: Outputs  # all known ones
+    groups: list[tuple[EmbeddedOutputs, Tensor, float]]  # strings, their places among the outputs, the prior
+
+    @staticmethod
+    def of(basis: SketchedBasis, known: EmbeddedOutputs, lengths: np.ndarray, prior: np.ndarray) -> Allowed:
+        added = prior[lengths]
+        groups = []
+        for value in np.unique(added[added > -np.inf]):
+            at = torch.from_numpy(np.flatnonzero(added == value)).to(basis.device)
+            same = known if len(at) == len(added) else _part(basis, known, at)
+            groups.append((same, at, float(value)))
+        return Allowed(known.outputs, groups)
+
+    def top(self, z: Tensor, k: int, rule: Rule) -> Tensor:  # (n, at most k)
+        """Places of the best known strings by their score and prior."""
+        scores, places = [z.new_empty(len(z), 0)], [torch.empty(len(z), 0, dtype=torch.long, device=z.device)]
+        for strings, at, value in self.groups:
+            best = strings.top(z, k, rule)
+            scores.append(best.scores + value)
+            places.append(at[best.indices])
+        order = single(torch.cat(scores, dim=1)).sort(dim=1, descending=True, stable=True).indices[:, :k]
+        return torch.cat(places, dim=1).gather(1, order)
+
+
+def _part(basis: SketchedBasis, known: EmbeddedOutputs, at: Tensor) -> EmbeddedOutputs:
+    embedding, diag = known.coordinates()
+    return EmbeddedOutputs(basis, take(known.outputs, at), coordinates=(embedding[at], diag[at]))
 
 
 def _plain(kernel: Kernel) -> Kernel:

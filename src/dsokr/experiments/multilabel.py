@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from dsokr.baselines.bce import LabelNetwork
+from dsokr.baselines.bce import THRESHOLDS, LabelNetwork
 from dsokr.baselines.sisokr import SISOKR
 from dsokr.basis import RULES
 from dsokr.data.multilabel import CHECKSUMS, MultiLabel, generate, multilabel
@@ -284,28 +284,38 @@ class Closed(Method):
 
 @dataclass(frozen=True)
 class Logistic(Method):
-    """The same networks with binary cross-entropy and a threshold."""
+    """The same networks with binary cross-entropy and a threshold; of several ``members`` the mean probabilities."""
 
     setting: Setting
     training: Training
+    members: int = 1
     decoders = ("threshold",)
 
     def asked(self) -> Row:
-        return {"method": "bce"} | self.setting.asked(self.training)
+        together = {"members": self.members} if self.members > 1 else {}
+        return {"method": "bce"} | together | self.setting.asked(self.training)
 
     def choose(self, task: Task) -> dict[str, Choice]:
         training = replace(self.setting.training(self.training), monitor=f1)
-        model = LabelNetwork(self.setting.encoder, training, random_state=0, device="cpu")
-        model.fit(*task.fitting, validation=task.validation)
+        models = [model.fit(*task.fitting, validation=task.validation) for model in self._models(training, 0)]
         X, Y = task.validation
-        values = {"epochs": model.history_.best_epoch, "threshold": model.threshold_}
-        return {"threshold": Choice(f1(model.predict(X), Y), values)}
+        likely, epochs = _mean_probabilities(models, X), round(fmean(model.history_.best_epoch for model in models))
+        score, threshold = max((f1(models[0].sets(likely, t), Y), t) for t in THRESHOLDS)
+        return {"threshold": Choice(score, {"epochs": epochs, "threshold": threshold})}
 
     def predict(self, task: Task, chosen: dict[str, Row], seed: int) -> dict[str, np.ndarray]:
         epochs, threshold = (chosen["threshold"][name] for name in ("epochs", "threshold"))
         training = _for_epochs(self.setting.training(self.training), epochs)
-        model = LabelNetwork(self.setting.encoder, training, threshold=threshold, random_state=seed, device="cpu")
-        return {"threshold": model.fit(*task.train).predict(task.test[0])}
+        models = [model.fit(*task.train) for model in self._models(training, seed, threshold)]
+        return {"threshold": models[0].sets(_mean_probabilities(models, task.test[0]), threshold)}
+
+    def _models(self, training: Training, seed: int, threshold: float | None = None) -> list[LabelNetwork]:
+        model = partial(LabelNetwork, self.setting.encoder, training, threshold=threshold, device="cpu")
+        return [model(random_state=seed + 1000 * member) for member in range(self.members)]
+
+
+def _mean_probabilities(models: list[LabelNetwork], X: np.ndarray) -> np.ndarray:  # (n, labels)
+    return np.mean([model.probabilities(X) for model in models], axis=0)
 
 
 @dataclass(frozen=True)
@@ -369,14 +379,15 @@ def compare(study: Study, task: Task, folder: Path, say: Say) -> None:
 
 
 def finalists(study: Study, choices: Choices) -> list[list[Method]]:
-    """What is tested, by kind of method: networks chosen, every kernel, and an ensemble with the best of them."""
+    """What is tested, by kind of method: networks chosen, every kernel, and ensembles of the best of them."""
     tried = [Deep(study.kernels[0], setting, study.training, study.size) for setting in study.settings]
     network = choices.best(tried)
     deep = [replace(network, kernel=kernel) for kernel in study.kernels]
     ensemble = replace(choices.best(deep), members=study.members)
     logistic = choices.best([Logistic(setting, study.training) for setting in study.settings])
     grid = study.size, study.input_size, study.widths, study.regularizations
-    return [[*deep, ensemble], [Closed(kernel, *grid) for kernel in study.kernels], [logistic]]
+    together = replace(logistic, members=study.members)
+    return [[*deep, ensemble], [Closed(kernel, *grid) for kernel in study.kernels], [logistic, together]]
 
 
 M = TypeVar("M", bound=Method)
@@ -453,10 +464,10 @@ def table(folder: Path) -> list[Row]:
 
 def model_name(row: Row) -> str:
     """What a row is about, in a few words: ``DSOKR × 3, Tanimoto, LabelSet``."""
-    if row["method"] == "bce":
-        return "BCE network, threshold"
-    method = "SISOKR" if row["method"] == "sisokr" else "DSOKR"
     members = f" × {row['members']}" if row.get("members", 1) > 1 else ""
+    if row["method"] == "bce":
+        return f"BCE network{members}, threshold"
+    method = "SISOKR" if row["method"] == "sisokr" else "DSOKR"
     return f"{method}{members}, {row['kernel'].removesuffix('()')}, {row['decoder']}"
 
 

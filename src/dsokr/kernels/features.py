@@ -163,7 +163,7 @@ def require_features(owner: Kernel, name: str, kernel: object) -> None:
         raise InputError(f"{type(owner).__name__}.{name} must be a kernel with features. Got {kernel!r}.")
 
 
-def require_integer(owner: Kernel, name: str, value: object, least: int) -> None:
+def require_integer(owner: object, name: str, value: object, least: int) -> None:
     if not isinstance(value, Integral) or value < least:
         raise InputError(f"{type(owner).__name__}.{name} must be an integer of at least {least}. Got {value!r}.")
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import InputError
+from dsokr.rounding import single
 
 Ties = Literal["expected", "optimistic", "pessimistic"]
 SHARES: dict[Ties, float] = {"expected": 0.5, "optimistic": 0.0, "pessimistic": 1.0}
@@ -32,7 +33,7 @@ def ranks(scores: Tensor, truth: Tensor, ties: Ties = "expected") -> Tensor:  # 
         )
     if torch.isnan(scores).any():
         raise InputError(f"Scores must not be NaN. Got NaN in row {int(scores.isnan().any(dim=1).nonzero()[0])}.")
-    scores = scores.float()
+    scores = single(scores)
     own = scores.gather(1, truth[:, None].to(scores.device))
     better = (scores > own).sum(dim=1)
     equal = (scores == own).sum(dim=1) - 1
