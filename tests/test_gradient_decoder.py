@@ -141,6 +141,17 @@ def test_a_score_without_slope_leaves_the_known_outputs(constraint):
     assert Gradient(constraint=constraint).decode(basis, z, EmbeddedOutputs(basis, known)).scores[3] == -1
 
 
+@pytest.mark.parametrize("gamma", [0.05, 0.5, 3.0])
+def test_far_away_where_a_kernel_vanishes_scores_are_still_those_of_the_basis(gamma):
+    """Angles do not see that the coordinates of distant outputs are all but zero."""
+    known = 10 * vectors(12)[:, :2]
+    basis = made(kernels.Gaussian(gamma), known, sketches.Full())
+    z = torch.randn(100, basis.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = Gradient(rule="cosine").decode(basis, z, EmbeddedOutputs(basis, known))
+    torch.testing.assert_close(found.scores, basis.score(z, found.outputs, "cosine").diagonal())
+    assert (found.scores >= basis.score(z, known, "cosine").max(dim=1).values - 1e-9).all()
+
+
 def test_candidates_of_another_width():
     basis = made(kernels.Linear(), vectors(40))
     with pytest.raises(InputError, match="Candidates must have 4 coordinates, as the outputs of the basis. Got 1"):

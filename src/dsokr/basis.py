@@ -148,7 +148,8 @@ def embedded_scores(z: Tensor, embedding: Tensor, diag: Tensor, rule: Rule) -> T
 
     - ``"kernel"``: 2⟨z, ψ̃(y)⟩ − k(y, y), the paper's: minus the distance ‖h(x) − ψ(y)‖² up to a constant;
     - ``"projected"``: −‖z − ψ̃(y)‖², the distance within the span;
-    - ``"cosine"``: ⟨z, ψ̃(y)⟩ / ‖ψ̃(y)‖, the angle within the span (0 for an output orthogonal to it).
+    - ``"cosine"``: ⟨z, ψ̃(y)⟩ / ‖ψ̃(y)‖, the angle within the span (0 for an output orthogonal to it, or so nearly that
+      the square of its length is lost).
     """
     check_rule(rule)
     z = z.to(embedding)
@@ -158,7 +159,7 @@ def embedded_scores(z: Tensor, embedding: Tensor, diag: Tensor, rule: Rule) -> T
     squared = torch.linalg.vecdot(embedding, embedding)
     if rule == "projected":
         return products.mul_(2).sub_(squared).sub_(torch.linalg.vecdot(z, z)[:, None])
-    return products.div_(squared.sqrt().masked_fill_(squared == 0, 1.0))
+    return products.div_(squared.sqrt().masked_fill_(squared <= torch.finfo(squared.dtype).tiny, 1.0))
 
 
 def check_rule(rule: str) -> None:

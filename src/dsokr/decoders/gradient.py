@@ -83,7 +83,8 @@ class Gradient(Decoder):
     the paper's rule the solution is P(Σ_j c_j a_j) with c = (Ω R)ᵀ z, and is returned as such.
 
     Outputs must be real vectors: integers, which an average between two of them leaves, are refused. The Laplacian
-    kernel has kinks at the anchors, where the climb may get stuck.
+    kernel has kinks at the anchors, where the climb may get stuck. By the angle alone, rule ``"cosine"``, an output far
+    from all anchors may look best to a kernel that vanishes at a distance: take another rule, or a ``Box``.
 
     Parameters
     ----------
@@ -222,7 +223,9 @@ def scorer(basis: SketchedBasis, z: Tensor, rule: Rule) -> Scores:
         coordinates = evaluate(y) @ basis.projection.T
         if rule == "projected":
             return -(z - coordinates).square().sum(dim=1)
-        return torch.linalg.vecdot(z, coordinates) / coordinates.norm(dim=1).clamp(min=torch.finfo(z.dtype).tiny)
+        squared = coordinates.square().sum(dim=1)
+        squared = torch.where(squared <= torch.finfo(z.dtype).tiny, 1.0, squared)
+        return torch.linalg.vecdot(z, coordinates) / squared.sqrt()
 
     return score
 

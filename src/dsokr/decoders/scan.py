@@ -33,7 +33,7 @@ class Ranking(NamedTuple):
 def affine(rule: Rule, diag: np.ndarray, norm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (n,), (n,)
     """factor(y) and offset(y) of the rule."""
     if rule == "cosine":
-        return 1 / np.where(norm == 0, 1.0, norm), np.zeros_like(norm)
+        return 1 / np.where(np.square(norm) <= np.finfo(norm.dtype).tiny, 1.0, norm), np.zeros_like(norm)
     return np.full_like(norm, 2.0), -diag if rule == "kernel" else -np.square(norm)
 
 

@@ -118,7 +118,7 @@ class Study:
     learner: str = "ours, two tanimotos"  # the method whose learning curve it is
     patient: tuple[str, ...] = ("CMAM, MLP", "DSOKR, SubSample", "ours, two tanimotos")  # also trained for longer, once
     long_epochs: int | None = 50  # as many as in the paper
-    closed_form: bool = True  # SISOKR on the vectors of the frozen encoder
+    closed_form: bool = True  # SISOKR on the vectors of the frozen encoder, too
     n_train: int | None = None  # None: all
     generated: bool = False  # descriptions and molecules that the project makes itself, not ChEBI-20
     then: Study | None = None  # another one, into the same files
@@ -157,6 +157,7 @@ REDUCED = Study(  # for two cores, without an encoder
     seeds=(0,),
     rates=(3.0, 10.0),
     long_epochs=None,
+    closed_form=False,  # nothing is pretrained
     trial_epochs=2,
     training=replace(TRAINING, epochs=10, precision="32-true"),
     sizes=(10, 100),
