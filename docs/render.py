@@ -470,7 +470,8 @@ def strings_page(folder: Path) -> str:
 
 `dsokr reproduce strings --data-dir FOLDER`. Made by `docs/render.py` from `results/strings/models.jsonl`, computed on
 {models[0]["hardware"]}. 6,877 words written by 150 people, as images of single letters (Kassel; Taskar et al. 2003);
-the first letter of each was a capital and is missing. There are only 55 different words. Means over
+the first letter of each was a capital and is missing. There are only 55 different words. How many letters a word has is
+seen from its images, so that candidates and search keep to that length and need no prior on it. Means over
 {done["known words"]} splits of "known words" and {done["new words"]} of "new words".
 
 {strings_report.markdown(rows)}
