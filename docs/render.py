@@ -217,7 +217,8 @@ encoder is named beside every number: SciBERT, the paper's, cannot be had here.
 {chebi20_report.markdown(rows)}
 
 {models[-1]["batch_size"]} texts a batch, the encoder's learning rate chosen from {tried} on validation after a
-short training, the decoding rule and the epoch by the mean reciprocal rank on validation. Of the seeds the best on
+short training (for an encoder and a bag of words it is that of the encoder alone), the decoding rule and the epoch by
+the mean reciprocal rank on validation. Of the seeds the best on
 validation is shown, as in the paper, and the mean beside. A model of ours takes {ours["seconds"]:.0f} s with
 {encoders[0]} and {large["seconds"]:.0f} s with {large["encoder"]} on one {models[-1]["hardware"]} that trains three or
 four at a time. Of an ensemble, what to combine (ranks, scores, standardised scores, their mean or their maximum) is

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -5,7 +6,7 @@ from dsokr import kernels, metrics, sketches
 from dsokr.basis import RULES, sketch_basis
 from dsokr.decoders import Candidates, EmbeddedOutputs
 from dsokr.errors import InputError
-from dsokr.outputs import distinct
+from dsokr.outputs import distinct, take
 from implementations import DECODERS, Case, names, vectors
 
 
@@ -146,6 +147,20 @@ def test_coefficients_of_any_kind(basis):
     expected = Candidates("kernel").decode(basis, z, known).scores
     for same in (z.numpy(), z.tolist(), z.clone().requires_grad_()):
         assert torch.equal(Candidates("kernel").decode(basis, same, known).scores, expected)
+
+
+def test_masks_choose_from_lists_as_from_arrays():
+    mask = np.array([True, False, False, True])
+    for ys in (["a", "b", "c", "d"], np.array(list("abcd"))):
+        assert list(take(ys, mask)) == list(take(ys, torch.from_numpy(mask))) == ["a", "d"]
+    with pytest.raises(InputError, match="one value for each of the 4 outputs. Got 2"):
+        take(["a", "b", "c", "d"], mask[:2])
+
+
+def test_the_true_candidate_must_be_one():
+    for wrong in (-1, 3):
+        with pytest.raises(InputError, match=f"one of the 3, counted from 0. Got {wrong} in row 1"):
+            metrics.ranks(torch.zeros(2, 3), torch.tensor([0, wrong]))
 
 
 @pytest.mark.parametrize("rule", RULES)

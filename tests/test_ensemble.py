@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
 from dsokr import DSOKR, Ensemble, Training, kernels, networks, sketches
 from dsokr.basis import RULES, embedded_scores
@@ -82,8 +83,58 @@ def test_bad_ensembles(members, data):
     other = DSOKR(
         kernels.Linear(), sketches.SubSample(3), networks.MLP(()), training=Training(epochs=1), random_state=0
     ).fit(data[0][:10], data[1][:10])
-    with pytest.raises(InputError, match="different numbers of candidates"):
+    with pytest.raises(InputError, match="Members 0 and 1 were trained on different outputs: pass candidates"):
         Ensemble([members[0], other]).predict(data[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: Ensemble(["x"]), "fitted DSOKR models. Got 'x' at 0"),
+        (lambda m: Ensemble([*m, clone(m[0])]), "fitted DSOKR models. Got one that is not fitted at 3"),
+        (lambda m: Ensemble(m, weights=[1.0, float("nan"), 1.0]), "one number for each of the 3 members"),
+        (lambda m: Ensemble(m, weights=[1.0, float("inf"), 1.0]), "one number for each of the 3 members"),
+        (lambda m: Ensemble(m, "max score", weights=[1.0, 1.0, 1.0]), "weights are for means"),
+        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=0), "k must be a whole number of at least 1. Got 0"),
+        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=2.5), "k must be a whole number of at least 1. Got 2.5"),
+        (lambda m: combined([torch.zeros(1, 2)], "median"), "combine must be one of"),
+    ],
+)
+def test_refuses(make, message, members):
+    with pytest.raises(InputError, match=message):
+        make(members)
+
+
+def test_members_that_met_their_outputs_in_another_order():
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    Y = (X > 0).astype(int)
+    options = {"training": Training(epochs=40, learning_rate=0.02, validation_fraction=0.0)}
+    members = [
+        DSOKR(kernels.Linear(), sketches.SubSample(4), networks.MLP((32,)), random_state=seed, **options).fit(
+            X[at], Y[at]
+        )
+        for seed, at in enumerate((np.arange(40), np.arange(20, 60), np.arange(59, 19, -1)))
+    ]
+    first, last = (members[i].known_.outputs.tolist() for i in (0, 2))
+    assert first != last and sorted(first) == sorted(last)
+    for combine in ("mean rank", "mean score", "max score"):
+        together = Ensemble(members, combine)
+        assert (together.predict(X) == Y).all(axis=1).mean() > 0.9
+        assert torch.equal(together.scores(X), together.scores(X, members[0].known_.outputs))
+
+
+def test_many_equal_ranks_are_exact():
+    scores = torch.zeros(1, 33_010)
+    scores[0, 5] = 1
+    assert all_ranks(scores)[0, :6].tolist() == [(2 + 33_010) / 2] * 5 + [1]
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e-15, 1e200])
+def test_standardized_scores_of_any_size(unit):
+    a = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = combined([a, a.flip(1)], "mean score", standardize=True)
+    assert torch.allclose(combined([unit * a, a.flip(1)], "mean score", standardize=True), expected)
+    assert not combined([a[:, :1]], "mean score", standardize=True).any()
 
 
 def test_all_ranks_share_ties():
@@ -152,6 +203,15 @@ def test_equal_outputs_are_no_competitors():
     assert torch.isclose(once.mean(z, targets[:1], torch.zeros(1)), twice.mean(z, targets[:1], torch.zeros(1)))
     alone = Ranked().among(targets[:2])
     assert alone.ranking(z, targets[:1]).item() == pytest.approx(0.0, abs=1e-6), "nothing to rank among"
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-6, 1.0, 1e6])
+def test_ranking_does_not_depend_on_the_unit_of_the_outputs(unit):
+    targets = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    targets[5] = targets[0]
+    z = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+    expected = Ranked().among(targets).ranking(z, targets)
+    assert torch.isclose(Ranked().among(unit * targets).ranking(z, unit * targets), expected, rtol=1e-4)
 
 
 def test_ranked_loss_is_checked_and_trains(data):

@@ -26,4 +26,5 @@ def test_every_row_has_a_unit_of_its_own():
 def test_nothing_and_zeros():
     assert single(torch.empty(3, 0, dtype=torch.float64)).shape == (3, 0)
     assert not single(torch.zeros(2, 3, dtype=torch.float64)).any()
+    assert single(torch.tensor([[0.0, 1e-320]], dtype=torch.float64)).argmax() == 1
     assert single(torch.tensor([[1e60, -torch.inf], [-torch.inf, -torch.inf]]).double()).isneginf().sum() == 3

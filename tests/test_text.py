@@ -1,8 +1,10 @@
 """Networks for texts: pretrained encoders, made small here, and bags of words."""
 
 import json
+import shutil
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -61,6 +63,39 @@ def test_words_are_hidden_in_training_alone(encoder):
     assert not torch.allclose(some, others)
     plain = made(TextEncoder(encoder, dropout=0.0), 3).eval()
     assert torch.equal(network.eval()(tokens), plain(tokens))
+
+
+def test_marks_at_the_ends_are_not_hidden(encoder):
+    network = made(TextEncoder(encoder, masked=0.99), 2).train()
+    tokens = network.prepare(texts(30))
+    seen = []
+    network.encoder.register_forward_pre_hook(lambda *call: seen.append(call[2]["input_ids"]), with_kwargs=True)
+    with seeded(0):
+        network(tokens)
+    assert torch.equal(seen[0][:, 0], tokens[:, 0].long()) and (seen[0] == network.mask).any()
+
+
+def test_texts_are_cut_where_the_encoder_ends(encoder):
+    network = made(TextEncoder(encoder, max_length=1000), 2)
+    most = network.encoder.config.max_position_embeddings
+    with pytest.warns(UserWarning, match=f"have more than {most} tokens"):
+        tokens = network.prepare([" ".join(["alcohol"] * 2 * most)])
+    assert tokens.shape[1] == most and network.eval()(tokens).isfinite().all()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "max"])
+def test_padding_on_the_left_and_padding_in_a_text(encoder, tmp_path, pooling):
+    turned = tmp_path / "turned"
+    shutil.copytree(encoder, turned)
+    settings = turned / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+    long = " ".join(texts(12))
+    for folder, text in ((turned, texts(1)[0]), (encoder, "[PAD] " * 8 + texts(1)[0])):
+        network = made(TextEncoder(str(folder), pooling=pooling), 2).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the long text is cut
+            alone, beside = network(network.prepare([text])), network(network.prepare([text, long]))[:1]
+        assert torch.allclose(alone, beside, atol=1e-5)
 
 
 def test_a_bag_of_words_is_added_to_what_the_encoder_says(encoder):

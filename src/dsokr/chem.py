@@ -29,7 +29,7 @@ except ImportError as error:
 BONDS = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
 ORDERS = {bond: order for order, bond in BONDS.items()}
 CHARGES = (0, 1, -1)  # tried in this order
-HANDS = ("", "R", "S", "r", "s")  # of stereocentres; small letters where mirror images are alike
+HANDS = ("", "R", "S", "r", "s")  # of stereocentres, as RDKit may name them
 
 
 def graph(smiles: str) -> Graph:
@@ -145,7 +145,7 @@ def matches(smiles: Sequence[str], pattern: str) -> np.ndarray:  # (n,)
 
 def stereo_graphs(smiles: Sequence[str]) -> list[Graph]:
     """Molecules as they are written: charges, aromatic bonds, explicit hydrogens, handedness (R, S) and sides (E, Z)
-    are part of the labels, which mean nothing but that different ones differ.
+    are part of the labels, which mean nothing but that different ones differ. Isotopes and radicals are not told apart.
 
     >>> left, right = stereo_graphs(["C[C@H](N)O", "C[C@@H](N)O"])
     >>> left.edges == right.edges, left.labels == right.labels

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dsokr.basis import embedded_scores
 from dsokr.decoders import EmbeddedOutputs, Ranking, largest
 from dsokr.errors import InputError
 from dsokr.estimator import DSOKR
-from dsokr.outputs import Outputs, as_outputs, take
+from dsokr.outputs import Outputs, as_outputs, keys, take
 from dsokr.rounding import single
 
 Combine = Literal["mean rank", "mean score", "max score"]
@@ -53,12 +56,22 @@ class Ensemble:
         weights: Sequence[float] | None = None,
         standardize: bool = False,
     ):
-        self.members, self.combine = tuple(members), combine
-        self.weights, self.standardize = weights, standardize
+        self.members = (members,) if isinstance(members, DSOKR) else tuple(members)
+        self.combine, self.weights, self.standardize = combine, weights, standardize
         if not self.members:
             raise InputError("An ensemble needs at least one member.")
+        for number, member in enumerate(self.members):
+            if not isinstance(member, DSOKR) or not hasattr(member, "known_"):
+                got = "one that is not fitted" if isinstance(member, DSOKR) else repr(member)
+                raise InputError(f"The members of an ensemble must be fitted DSOKR models. Got {got} at {number}.")
         check_combination(combine)
-        if weights is not None and (len(weights) != len(self.members) or min(weights) < 0 or not sum(weights)):
+        if weights is not None:
+            self._check_weights(weights)
+
+    def _check_weights(self, weights: Sequence[float]) -> None:
+        if self.combine == "max score":
+            raise InputError("weights are for means. Got weights with combine='max score'.")
+        if len(weights) != len(self.members) or not (min(weights) >= 0 and 0 < sum(weights) < math.inf):
             raise InputError(
                 f"weights must be one number for each of the {len(self.members)} members, none negative and not all 0. "
                 f"Got {list(weights)}."
@@ -70,6 +83,8 @@ class Ensemble:
 
     def rank(self, X: Any, candidates: Outputs | None = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first, of equal ones the first."""
+        if not isinstance(k, Integral) or k < 1:
+            raise InputError(f"k must be a whole number of at least 1. Got {k!r}.")
         blocks, c = self._blocks(X, candidates)
         found = [largest(scores, min(k, c)) for scores in blocks]
         values, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -82,10 +97,9 @@ class Ensemble:
 
     def _blocks(self, X: Any, candidates: Outputs | None) -> tuple[Iterator[Tensor], int]:
         """Combined scores, a few inputs at a time, and the number of candidates."""
+        if candidates is None and not self._agree():
+            candidates = self.members[0].known_.outputs
         known = [self._known(member, candidates) for member in self.members]
-        sizes = {len(each) for each in known}
-        if len(sizes) > 1:
-            raise InputError(f"The members know different numbers of candidates, {sorted(sizes)}: pass candidates.")
         z = [member.coefficients(X) for member in self.members]
         rules = [member.decoder_.scoring_rule() for member in self.members]
 
@@ -97,7 +111,15 @@ class Ensemble:
                 ]
                 yield combined([s.to(scores[0].device) for s in scores], self.combine, self.weights, self.standardize)
 
-        return blocks(), sizes.pop()
+        return blocks(), len(known[0])
+
+    def _agree(self) -> bool:
+        """Whether all members know the same outputs in the same order. Refused if they know different ones."""
+        first, *others = ([*keys(member.known_.outputs)] for member in self.members)
+        for number, other in enumerate(others, start=1):
+            if set(other) != set(first):
+                raise InputError(f"Members 0 and {number} were trained on different outputs: pass candidates.")
+        return all(other == first for other in others)
 
     @staticmethod
     def _known(member: DSOKR, candidates: Outputs | None) -> EmbeddedOutputs:
@@ -123,8 +145,9 @@ def combined(
     >>> combined([a, b], "mean rank"), combined([a, b], "max score")
     (tensor([[-2.0000, -1.5000, -2.5000]]), tensor([[ 3., 10.,  1.]]))
     """
+    check_combination(combine)
     if standardize:
-        scores = [(s - s.mean(dim=1, keepdim=True)) / s.std(dim=1, keepdim=True).clamp(min=1e-12) for s in scores]
+        scores = [_standardized(s) for s in scores]
     if combine == "max score":
         return reduce(torch.maximum, scores)
     if combine == "mean rank":
@@ -133,15 +156,20 @@ def combined(
     return reduce(torch.add, (share * s for share, s in zip((shares / shares.sum()).tolist(), scores, strict=True)))
 
 
+def _standardized(scores: Tensor) -> Tensor:  # (n, c)
+    """Every row with mean 0 and spread 1, or all zeros if its scores are equal."""
+    size = scores.abs().amax(dim=1, keepdim=True)
+    scores = scores / size.masked_fill(size == 0, 1.0)  # so that no square is too large or too small
+    spread = scores.std(dim=1, correction=0, keepdim=True)
+    return (scores - scores.mean(dim=1, keepdim=True)) / spread.masked_fill(spread == 0, 1.0)
+
+
 def all_ranks(scores: Tensor) -> Tensor:  # (n, c)
     """The rank of every candidate in its row, 1 for the best; those equal in single precision share their mean rank."""
     ordered, order = single(scores).sort(dim=1, descending=True)
-    new = torch.ones_like(ordered, dtype=torch.bool)
-    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    group = new.cumsum(dim=1) - 1  # equal scores stand side by side
-    places = torch.arange(1, scores.shape[1] + 1, device=scores.device).expand_as(scores).float()
-    sums, sizes = torch.zeros_like(places), torch.zeros_like(places)
-    sums.scatter_add_(1, group, places)
-    sizes.scatter_add_(1, group, torch.ones_like(places))
-    mean = (sums / sizes.clamp(min=1)).gather(1, group)
-    return torch.empty_like(mean).scatter_(1, order, mean)
+    changes = ordered[:, 1:] != ordered[:, :-1]  # equal scores stand side by side
+    begins, ends = F.pad(changes, (1, 0), value=True), F.pad(changes, (0, 1), value=True)
+    places = torch.arange(1, scores.shape[1] + 1, device=scores.device).expand_as(scores)
+    first = torch.where(begins, places, 0).cummax(dim=1).values
+    last = torch.where(ends, places, scores.shape[1]).flip(1).cummin(dim=1).values.flip(1)
+    return torch.empty_like(scores, dtype=torch.float64).scatter_(1, order, (first + last).double() / 2)

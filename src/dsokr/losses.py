@@ -133,12 +133,13 @@ class Directions(NamedTuple):
     """Outputs as unit vectors, and a number for each by which equal ones are found."""
 
     units: Tensor  # (n, p)
-    traces: Tensor  # (n,) float64: coordinates along one random direction
+    traces: Tensor  # (n,) float64: coordinates of the unit vectors along one random direction
 
     @staticmethod
     def of(targets: Tensor) -> Directions:
         direction = torch.randn(targets.shape[1], generator=Generator().manual_seed(0), dtype=torch.float64)
-        return Directions(F.normalize(targets, dim=1), targets.double() @ direction.to(targets.device))
+        exact = F.normalize(targets.double(), dim=1, eps=torch.finfo(torch.float64).tiny)
+        return Directions(exact.to(targets.dtype), exact @ direction.to(targets.device))
 
 
 @dataclass(frozen=True)

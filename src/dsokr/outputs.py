@@ -109,14 +109,21 @@ def count(ys: Outputs) -> int:
 
 
 def take(ys: Outputs, index: Any) -> Outputs:
-    """The outputs at the positions ``index`` (a slice or integers), in the same form."""
+    """The outputs at the positions ``index`` (a slice, integers, or a mask), in the same form."""
     if isinstance(ys, Tensor):
         return ys[index.to(ys.device) if isinstance(index, Tensor) else index]
     if isinstance(index, Tensor):
         index = index.cpu().numpy()
     if isinstance(ys, np.ndarray | GraphBatch | ViewBatch) or sp.issparse(ys):
         return ys[index]
-    return ys[index] if isinstance(index, slice) else [ys[int(i)] for i in index]
+    if isinstance(index, slice):
+        return ys[index]
+    index = np.asarray(index)
+    if index.dtype == bool:
+        if len(index) != len(ys):
+            raise InputError(f"A mask must have one value for each of the {len(ys)} outputs. Got {len(index)}.")
+        index = np.flatnonzero(index)
+    return [ys[int(i)] for i in index]
 
 
 def blocks(ys: Outputs, rows: int) -> Iterator[tuple[slice, Outputs]]:

@@ -24,6 +24,6 @@ def single(scores: Tensor) -> Tensor:  # (n, c)
     if ((size < LARGE) & ((size > SMALL) | (size == 0))).all():
         return scores.float()
     size = scores.masked_fill(scores.isinf(), 0.0).abs().amax(dim=1, keepdim=True)
-    exponent = torch.frexp(size).exponent.to(scores)
+    exponent = torch.frexp(size).exponent.to(scores).clamp(min=-1000)  # so that the unit is finite
     unit = torch.where((size < LARGE) & (size > SMALL), 1.0, torch.exp2(-exponent))
     return (scores * unit).float()

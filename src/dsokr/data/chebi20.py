@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -41,7 +41,7 @@ SOURCES = {
     ),
 }
 ORIGINALS = ("train.txt", "training.txt")  # of MolT5 and of Text2Mol; used if there
-PREPARED = "chebi20-2.npz"  # the number changes when the arrays do
+PREPARED = "chebi20-3.npz"  # the number changes when the arrays do
 UNKNOWN = "UNK"
 
 
@@ -132,18 +132,30 @@ def chebi20(folder: str | Path | None = None) -> ChEBI20:
 def _described(path: Path, position: dict[int, int]) -> Described:
     """Lines of an identifier, something, and a description; more columns and a header do no harm."""
     texts, rows = [], []
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
+    encoding = "utf-8-sig"  # with a byte order mark or without
+    with gzip.open(path, "rt", encoding=encoding) if path.suffix == ".gz" else path.open(encoding=encoding) as file:
+        for number, line in enumerate(_lines(file, path), start=1):
             cells = line.rstrip("\n").split("\t")
             if number == 1 and cells[0] == "CID":
                 continue
-            if len(cells) < 3 or not cells[0].isdigit():
+            if len(cells) < 3 or not (cells[0].isascii() and cells[0].isdigit()):
                 raise InputError(f"{path}, line {number}: expected a CID, a molecule and a description, with tabs.")
             if int(cells[0]) not in position:
                 raise InputError(f"{path}, line {number}: CID {cells[0]} is not among the candidates.")
+            if not cells[2].strip():
+                raise InputError(f"{path}, line {number}: the description is empty.")
             texts.append(cells[2])
             rows.append(position[int(cells[0])])
+    if not texts:
+        raise InputError(f"{path} has no descriptions.")
     return Described(texts, np.array(rows))
+
+
+def _lines(file: IO[str], path: Path) -> Iterator[str]:
+    try:
+        yield from file
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} must be a text in UTF-8. Got {error.reason} at byte {error.start}.") from error
 
 
 def prepared(folder: str | Path | None = None) -> Molecules:

@@ -31,6 +31,10 @@ def ranks(scores: Tensor, truth: Tensor, ties: Ties = "expected") -> Tensor:  # 
             "Retrieval metrics take scores (n, candidates) and the true candidate of every row (n,). "
             f"Got {tuple(scores.shape)} and {tuple(truth.shape)}."
         )
+    if len(truth) and not (int(truth.min()) >= 0 and int(truth.max()) < scores.shape[1]):
+        wrong = int(((truth < 0) | (truth >= scores.shape[1])).nonzero()[0])
+        got = f"Got {int(truth[wrong])} in row {wrong}."
+        raise InputError(f"The true candidate must be one of the {scores.shape[1]}, counted from 0. {got}")
     if torch.isnan(scores).any():
         raise InputError(f"Scores must not be NaN. Got NaN in row {int(scores.isnan().any(dim=1).nonzero()[0])}.")
     scores = single(scores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ Pooling = Literal["mean", "first", "max"]
 PADDING = 0  # of a bag of words; encoders bring their own
 SPREAD = 0.03  # of the vectors of words at the start: what is learned of a word soon outweighs chance
 MULTIPLE = 8  # lengths of batches are rounded up to it: odd ones are slow on a GPU
+COUNTED_FROM_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
 WORDS = re.compile(r"\w+|[^\w\s]")
 
 
@@ -33,12 +35,13 @@ class TextEncoder:
     """A pretrained encoder (BERT and its like) with a layer of p outputs, trained as a whole.
 
     ``encoder`` is a folder that holds a Hugging Face model and its tokeniser, which is then read without any network
-    access, or the name of one on the hub. Texts are cut after ``max_length`` tokens. The hidden states of a text's
-    tokens are averaged ("mean"), or the "first" or the "max" is taken; ``hidden`` puts layers before the last one. New
-    weights learn at ``Training.learning_rate``, the pretrained ones at ``rate`` times that (0: not at all). A share
-    ``masked`` of the tokens is hidden in training, others every time, so that no single word is relied on. With
-    ``words`` what a bag of the text's own words says is added: names that are no words to the encoder are to the bag.
-    With ``checkpointing`` activations are computed twice rather than kept: less memory, a third more time.
+    access, or the name of one on the hub. Texts are cut after ``max_length`` tokens, or as many as it can read. The
+    hidden states of a text's tokens are averaged ("mean"), or the "first" or the "max" is taken; ``hidden`` puts layers
+    before the last one. New weights learn at ``Training.learning_rate``, the pretrained ones at ``rate`` times that (0:
+    not at all). A share ``masked`` of the tokens is hidden in training, others every time, so that no single word is
+    relied on. With ``words`` what a bag of the text's own words says is added: names that are no words to the encoder
+    are to the bag. With ``checkpointing`` activations are computed twice rather than kept: less memory, a third more
+    time.
     """
 
     encoder: str
@@ -71,7 +74,8 @@ class EncodedText(nn.Module):
         self.shape = shape
         self.encoder = _pretrained(shape)
         tokenizer = _tokenizer(shape.encoder)
-        self.padding, self.mask = tokenizer.pad_token_id, tokenizer.mask_token_id
+        self.padding, self.mask, self.marks = tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.all_special_ids
+        self.max_length = min(shape.max_length, _most_tokens(self.encoder.config, self.padding))
         if shape.masked and self.mask is None:
             raise InputError(f"TextEncoder.masked must be 0: {shape.encoder} has no token for a hidden word.")
         widths = (self.encoder.config.hidden_size, *shape.hidden)
@@ -83,15 +87,16 @@ class EncodedText(nn.Module):
 
         Computed once per data set; those of the last few data sets are kept.
         """
-        tokens = _tokenized(self.shape.encoder, self.shape.max_length, _checked("TextEncoder", xs))
+        tokens = _tokenized(self.shape.encoder, self.max_length, _checked("TextEncoder", xs))
         if self.words is None:
             return tokens[:, : self._longest(tokens)].clone()
-        whole = F.pad(tokens, (0, self.shape.max_length - tokens.shape[1]), value=self.padding)
+        whole = F.pad(tokens, (0, self.max_length - tokens.shape[1]), value=self.padding)
         return torch.cat([whole, self.words.prepare(xs)], dim=1)
 
     def lengths(self, tokens: Tensor) -> Tensor:  # (n,)
         """How many tokens every text has: batches of similar texts are faster."""
-        return (tokens[:, : self.shape.max_length] != self.padding).sum(dim=1)
+        there = tokens[:, : self.max_length] != self.padding
+        return torch.arange(1, there.shape[1] + 1, device=tokens.device).mul(there).amax(dim=1)
 
     def paces(self) -> list[tuple[list[nn.Parameter], float]]:
         """The weights with the share of the learning rate at which they learn."""
@@ -104,7 +109,8 @@ class EncodedText(nn.Module):
         there = tokens != self.padding
         if self.training and self.shape.masked:
             hidden = torch.rand(tokens.shape, device=tokens.device) < self.shape.masked
-            tokens = tokens.masked_fill(hidden & there, self.mask)
+            words = ~torch.isin(tokens, torch.tensor(self.marks, device=tokens.device))
+            tokens = tokens.masked_fill(hidden & words, self.mask)
         states = self.encoder(input_ids=tokens, attention_mask=there).last_hidden_state
         if self.shape.pooling == "first":
             return states[:, 0]
@@ -115,11 +121,17 @@ class EncodedText(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, p)
         z = self.head(self.embed(tokens))
-        return z if self.words is None else z + self.words(tokens[:, self.shape.max_length :])
+        return z if self.words is None else z + self.words(tokens[:, self.max_length :])
 
     def _longest(self, tokens: Tensor) -> int:
         longest = int(self.lengths(tokens).max()) if len(tokens) else 1
-        return min(tokens.shape[1], self.shape.max_length, -(-longest // MULTIPLE) * MULTIPLE)
+        return min(tokens.shape[1], self.max_length, -(-longest // MULTIPLE) * MULTIPLE)
+
+
+def _most_tokens(config: Any, padding: int) -> int:
+    """How many places the encoder has for tokens; some count them from after the padding."""
+    places = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    return places - padding - 1 if config.model_type in COUNTED_FROM_PADDING else places
 
 
 def _layers(widths: Sequence[int], dropout: float) -> list[nn.Module]:
@@ -167,7 +179,9 @@ def _pretrained(shape: TextEncoder) -> Any:
 
 @lru_cache(maxsize=4)
 def _tokenizer(name: str) -> Any:
-    return _from_pretrained("AutoTokenizer", name)
+    tokenizer = _from_pretrained("AutoTokenizer", name)
+    tokenizer.padding_side = "right"  # whatever it was: texts begin at the first place here
+    return tokenizer
 
 
 @lru_cache(maxsize=8)
@@ -230,6 +244,8 @@ class WordBag:
     def __post_init__(self) -> None:
         require_sizes(self, "width", "hidden", "buckets", "longest")
         require_shares(self, "dropout")
+        if self.buckets < 2:
+            raise InputError("WordBag.buckets must be at least 2: the first one is for no word at all. Got 1.")
         if not self.rate >= 0:
             raise InputError(f"WordBag.rate must not be negative. Got {self.rate}.")
 
