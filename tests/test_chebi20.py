@@ -192,8 +192,23 @@ def test_original_training_texts_are_preferred(folder):
     (folder / "chebi20" / "train.txt").write_text("3\t0.1 0.2\tThe original.\n17\tC\tNobody.\n")
     with pytest.raises(InputError, match="train.txt, line 2: CID 17 is not among the candidates"):
         loader(folder)
-    (folder / "chebi20" / "train.txt").write_text("3\tThe original.\n")
-    with pytest.raises(InputError, match="line 1: expected a CID, a molecule and a description, with tabs"):
+    (folder / "chebi20" / "train.txt").write_text("CID\tSMILES\tdescription\n3\tC\tMarked.\n", encoding="utf-8-sig")
+    assert loader(folder).train.texts == ["Marked."]
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b"3\tThe original.\n", "line 1: expected a CID, a molecule and a description, with tabs"),
+        ("²\tC\tA text.\n".encode(), "line 1: expected a CID"),
+        (b"3\tC\t \n", "line 1: the description is empty"),
+        (b"CID\tSMILES\tdescription\n", "train.txt has no descriptions"),
+        (b"3\tC\t\xff\n", "must be a text in UTF-8. Got invalid start byte"),
+    ],
+)
+def test_bad_training_texts_are_one_sentence(folder, written, message):
+    (folder / "chebi20" / "train.txt").write_bytes(written)
+    with pytest.raises(InputError, match=message):
         loader(folder)
 
 
