@@ -445,7 +445,7 @@ grids of their own there, of smoother functions.
 
 def _missed(taus: dict[str, dict[str, float]], model: str, goals: dict[str, float]) -> str:
     """The data sets on which a model is below the goal."""
-    found = (f"{name} ({taus[model][name]:.3f})" for name, goal in goals.items() if taus[model][name] < goal)
+    found = (f"{name} ({taus[model][name]:.4f})" for name, goal in goals.items() if taus[model][name] < goal)
     return ", ".join(found) or "none"
 
 
