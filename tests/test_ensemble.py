@@ -211,6 +211,8 @@ def test_ranking_does_not_depend_on_the_unit_of_the_outputs(unit):
     targets[5] = targets[0]
     z = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
     expected = Ranked().among(targets).ranking(z, targets)
+    exact = Ranked().among(targets.double())
+    assert exact.mean(z.double(), targets.double(), torch.zeros(6)).dtype == torch.float64
     assert torch.isclose(Ranked().among(unit * targets).ranking(z, unit * targets), expected, rtol=1e-4)
 
 

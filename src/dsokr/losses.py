@@ -113,7 +113,7 @@ class Ranked(Loss):
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         with torch.autocast(z.device.type, enabled=False):  # similar outputs would all look the same in 16 bits
-            return self.base.mean(z, target, residual) + self.weight * self.ranking(z.float(), target)
+            return self.base.mean(z, target, residual) + self.weight * self.ranking(z.to(target.dtype), target)
 
     def ranking(self, z: Tensor, target: Tensor) -> Tensor:
         true = Directions.of(target)

@@ -14,7 +14,7 @@ def single(scores: Tensor) -> Tensor:  # (n, c)
     A row that is too large or too small for it is given in another unit, a power of two: its largest score is about 1.
 
     >>> single(torch.tensor([[1e60, 2e60], [1.0, 2.0]], dtype=torch.float64))
-    tensor([[0.3111, 0.6223],
+    tensor([[0.3112, 0.6223],
             [1.0000, 2.0000]])
     """
     if scores.dtype == torch.float32 or not scores.numel():
