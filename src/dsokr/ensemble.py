@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from numbers import Integral
 from typing import Any, Literal, get_args
 
@@ -56,7 +56,7 @@ class Ensemble:
         weights: Sequence[float] | None = None,
         standardize: bool = False,
     ):
-        self.members = (members,) if isinstance(members, DSOKR) else tuple(members)
+        self.members = tuple(members)
         self.combine, self.weights, self.standardize = combine, weights, standardize
         if not self.members:
             raise InputError("An ensemble needs at least one member.")
@@ -97,9 +97,7 @@ class Ensemble:
 
     def _blocks(self, X: Any, candidates: Outputs | None) -> tuple[Iterator[Tensor], int]:
         """Combined scores, a few inputs at a time, and the number of candidates."""
-        if candidates is None and not self._agree():
-            candidates = self.members[0].known_.outputs
-        known = [self._known(member, candidates) for member in self.members]
+        known = self._known if candidates is None else self._embedded(as_outputs(candidates, "candidates"))
         z = [member.coefficients(X) for member in self.members]
         rules = [member.decoder_.scoring_rule() for member in self.members]
 
@@ -113,19 +111,19 @@ class Ensemble:
 
         return blocks(), len(known[0])
 
-    def _agree(self) -> bool:
-        """Whether all members know the same outputs in the same order. Refused if they know different ones."""
+    @cached_property
+    def _known(self) -> list[EmbeddedOutputs]:
+        """What every member knows from training, in the order of the first. Refused if they know different outputs."""
         first, *others = ([*keys(member.known_.outputs)] for member in self.members)
         for number, other in enumerate(others, start=1):
             if set(other) != set(first):
                 raise InputError(f"Members 0 and {number} were trained on different outputs: pass candidates.")
-        return all(other == first for other in others)
+        if all(other == first for other in others):
+            return [member.known_ for member in self.members]
+        return self._embedded(self.members[0].known_.outputs)
 
-    @staticmethod
-    def _known(member: DSOKR, candidates: Outputs | None) -> EmbeddedOutputs:
-        if candidates is None:
-            return member.known_
-        return EmbeddedOutputs(member.basis_, as_outputs(candidates, "candidates"))
+    def _embedded(self, candidates: Outputs) -> list[EmbeddedOutputs]:
+        return [EmbeddedOutputs(member.basis_, candidates) for member in self.members]
 
 
 def check_combination(combine: str) -> None:

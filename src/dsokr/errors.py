@@ -1,4 +1,9 @@
-"""The package's own exceptions. Each is also the built-in exception a caller would expect to catch."""
+"""The package's own exceptions, and a check that many options need.
+
+Each exception is also the built-in one that a caller would expect to catch.
+"""
+
+from numbers import Integral
 
 
 class DSOKRError(Exception):
@@ -41,3 +46,9 @@ class TrainingError(DSOKRError, RuntimeError):
 
 class Interrupted(KeyboardInterrupt):
     """Training was stopped by the user; the message says how to go on. Not a :class:`DSOKRError`: nothing is wrong."""
+
+
+def require_integer(owner: object, name: str, value: object, least: int) -> None:
+    """Refuse options that are no whole number, or too small a one."""
+    if not isinstance(value, Integral) or value < least:
+        raise InputError(f"{type(owner).__name__}.{name} must be an integer of at least {least}. Got {value!r}.")

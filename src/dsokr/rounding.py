@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,3 +28,13 @@ def single(scores: Tensor) -> Tensor:  # (n, c)
     exponent = torch.frexp(size).exponent.to(scores).clamp(min=-1000)  # so that the unit is finite
     unit = torch.where((size < LARGE) & (size > SMALL), 1.0, torch.exp2(-exponent))
     return (scores * unit).float()
+
+
+def rounded(scores: np.ndarray) -> np.ndarray:
+    """Scores as doubles with the 24 bits of single precision, of any size: for few of them, which need no rows.
+
+    >>> rounded(np.array([1e60, 1e60 * (1 + 1e-9)])).tolist() == rounded(np.array([1e60, 1e60])).tolist()
+    True
+    """
+    mantissa, exponent = np.frexp(scores)
+    return np.ldexp(mantissa.astype(np.float32).astype(np.float64), exponent)

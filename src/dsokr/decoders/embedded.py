@@ -10,7 +10,7 @@ from torch import Tensor
 from dsokr.basis import BLOCK, Rule, SketchedBasis, embedded_scores
 from dsokr.decoders.scan import Ranking, Scan
 from dsokr.metrics import ranks
-from dsokr.outputs import Outputs, as_outputs, blocks, count
+from dsokr.outputs import Outputs, as_outputs, blocks, count, take
 from dsokr.rounding import single
 
 QUERY_BLOCK = 1024  # rows of coefficients scored at once against a block of outputs
@@ -35,6 +35,11 @@ class EmbeddedOutputs:
 
     def __len__(self) -> int:
         return count(self.outputs)
+
+    def part(self, at: Tensor) -> EmbeddedOutputs:
+        """The outputs at some places, with the coordinates that they have."""
+        embedding, diag = self.coordinates()
+        return EmbeddedOutputs(self.basis, take(self.outputs, at), coordinates=(embedding[at], diag[at]))
 
     def coordinates(self) -> tuple[Tensor, Tensor]:  # (c, p), (c,)
         """ψ̃(y) and k(y, y) of all the outputs."""

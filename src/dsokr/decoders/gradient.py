@@ -15,15 +15,13 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors
 from dsokr.basis import Rule, SketchedBasis, check_rule
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.embedded import EmbeddedOutputs
-from dsokr.errors import InputError, KernelError
+from dsokr.errors import InputError, KernelError, require_integer
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Normalized, Polynomial, Product, Scaled, Sum
-from dsokr.kernels.features import require_integer
 from dsokr.kernels.vectors import as_rows
 from dsokr.outputs import Outputs, take
 
 POINTS = 1024  # vectors that are moved at once
 CONVERGED = 1e-12  # steps shorter than this share of the outputs' spread end the climb
-
 NEAR = 1e-6  # how far from a constraint an output may be that satisfies it
 
 Scores = Callable[[Tensor], Tensor]  # (n, d) -> (n,), row by row
@@ -141,20 +139,19 @@ class Gradient(Decoder):
         if isinstance(basis.kernel, Linear) and self.rule == "kernel":
             y = self._nearest(_combination(basis, z) @ _anchors(basis))
             return Decoded(_in_form_of(known.outputs, y), scorer(basis, z, self.rule)(y))
-        sources = [(known, rows), *self._allowed(basis, known, rows)]
+        sources = [(known, rows), *self._allowed(known, rows)]
         reach = float(rows.std(dim=0, correction=0).norm()) or 1.0
         parts = [self._climbed(basis, block, sources, reach) for block in z.split(max(1, POINTS // self.starts))]
         y, scores = (torch.cat(part) for part in zip(*parts, strict=True))
         return Decoded(_in_form_of(known.outputs, y), scores)
 
-    def _allowed(self, basis: SketchedBasis, known: EmbeddedOutputs, rows: Tensor) -> list[Source]:
+    def _allowed(self, known: EmbeddedOutputs, rows: Tensor) -> list[Source]:
         """The known outputs that satisfy the constraint, if some do and some do not."""
         inside = torch.isclose(self._nearest(rows), rows, rtol=NEAR, atol=NEAR).all(dim=1)
         if inside.all() or not inside.any():
             return []
         at = inside.nonzero()[:, 0]
-        embedding, diag = known.coordinates()
-        return [(EmbeddedOutputs(basis, take(known.outputs, at), coordinates=(embedding[at], diag[at])), rows[at])]
+        return [(known.part(at), rows[at])]
 
     def _climbed(
         self, basis: SketchedBasis, z: Tensor, sources: list[Source], reach: float

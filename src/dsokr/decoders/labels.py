@@ -14,7 +14,7 @@ from dsokr.basis import SketchedBasis
 from dsokr.compiled import compiled, in_shares
 from dsokr.decoders.base import Decoded, Decoder, best_of
 from dsokr.decoders.embedded import EmbeddedOutputs
-from dsokr.errors import InputError, UndefinedAt
+from dsokr.errors import InputError, UndefinedAt, require_integer
 from dsokr.kernels import (
     Cosine,
     Gaussian,
@@ -28,7 +28,6 @@ from dsokr.kernels import (
     Sum,
     Tanimoto,
 )
-from dsokr.kernels.features import require_integer
 from dsokr.kernels.vectors import as_rows
 from dsokr.outputs import Outputs, in_form_of, take
 

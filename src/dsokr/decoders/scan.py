@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsokr.basis import Rule
 from dsokr.errors import InputError
-from dsokr.rounding import LARGE
+from dsokr.rounding import LARGE, rounded
 
 QUERIES = 1024  # rows of coefficients scored at once against a block of candidates
 PAIRS = 16384  # pairs scored at once in double precision
@@ -142,12 +142,6 @@ def paired(z: Tensor, rows: Tensor, query: Tensor, candidate: Tensor) -> Tensor:
     return torch.cat([torch.linalg.vecdot(z[q], rows[c].double()) for q, c in parts])
 
 
-def _rounded(scores: np.ndarray) -> np.ndarray:
-    """To the 24 bits of single precision, but of any size."""
-    mantissa, exponent = np.frexp(scores)
-    return np.ldexp(mantissa.astype(np.float32).astype(np.float64), exponent)
-
-
 class _Best:
     """The best k so far of every query, best first; of those equal in single precision the first."""
 
@@ -161,7 +155,7 @@ class _Best:
         owner = torch.cat([torch.arange(len(touched)).repeat_interleave(k), place]).numpy()
         index = torch.cat([self.indices[touched].reshape(-1), index])
         score = torch.cat([self.scores[touched].reshape(-1), score])
-        order = np.lexsort((index.numpy(), -_rounded(score.numpy()), owner))
+        order = np.lexsort((index.numpy(), -rounded(score.numpy()), owner))
         starts = np.searchsorted(owner[order], np.arange(len(touched)))
         keep = torch.from_numpy(order[starts[:, None] + np.arange(k)])
         self.indices[touched], self.scores[touched] = index[keep], score[keep]

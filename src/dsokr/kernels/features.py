@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
-from numbers import Integral
 
 import numpy as np
 import torch
@@ -161,11 +160,6 @@ class NormalizedFeatures(FeatureKernel):
 def require_features(owner: Kernel, name: str, kernel: object) -> None:
     if not isinstance(kernel, FeatureKernel):
         raise InputError(f"{type(owner).__name__}.{name} must be a kernel with features. Got {kernel!r}.")
-
-
-def require_integer(owner: object, name: str, value: object, least: int) -> None:
-    if not isinstance(value, Integral) or value < least:
-        raise InputError(f"{type(owner).__name__}.{name} must be an integer of at least {least}. Got {value!r}.")
 
 
 @compiled

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsokr.compiled import compiled
+from dsokr.errors import require_integer
 from dsokr.graphs import GraphBatch
-from dsokr.kernels.features import FeatureKernel, Features, require_features, require_integer
+from dsokr.kernels.features import FeatureKernel, Features, require_features
 from dsokr.kernels.hashing import mix, pair
 from dsokr.kernels.paths import close_pairs
 from dsokr.outputs import Outputs

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsokr.compiled import compiled
+from dsokr.errors import require_integer
 from dsokr.graphs import GraphBatch
-from dsokr.kernels.features import FeatureKernel, Features, require_integer
+from dsokr.kernels.features import FeatureKernel, Features
 from dsokr.kernels.hashing import pair
 from dsokr.kernels.paths import close_pairs
 from dsokr.kernels.rooted import ball_names

@@ -9,8 +9,8 @@ from itertools import combinations, product
 import numpy as np
 
 from dsokr.compiled import compiled
-from dsokr.errors import InputError
-from dsokr.kernels.features import FeatureKernel, Features, require_integer
+from dsokr.errors import InputError, require_integer
+from dsokr.kernels.features import FeatureKernel, Features
 from dsokr.kernels.hashing import pair
 from dsokr.outputs import Outputs
 from dsokr.ragged import starts_of

@@ -26,7 +26,7 @@ Pooling = Literal["mean", "first", "max"]
 PADDING = 0  # of a bag of words; encoders bring their own
 SPREAD = 0.03  # of the vectors of words at the start: what is learned of a word soon outweighs chance
 MULTIPLE = 8  # lengths of batches are rounded up to it: odd ones are slow on a GPU
-COUNTED_FROM_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+COUNTED_FROM_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # encoders whose first place is after it
 WORDS = re.compile(r"\w+|[^\w\s]")
 
 
