@@ -292,6 +292,33 @@ def test_the_experiment_runs_and_is_not_run_twice(tmp_path, monkeypatch):
     assert before == {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")}
 
 
+def test_models_of_several_encoders_answer_together(tmp_path, data):
+    """Each of two encoders knows half of the texts; together they know all of them."""
+    task = methods.Task(data, methods.views(data.molecules), "second", "second", torch.device("cpu"))
+    joint = {"ours, ensemble, both encoders": {"first": ("a",), "second": ("b",)}}
+    study = replace(experiment.QUICK, encoder="second", seeds=(0,), ensembles={}, joint=joint)
+    (together,) = experiment.ensembles(study)
+    said: list[str] = []
+    experiment.measure_ensemble(study, together, task, tmp_path, said.append)
+    assert "not kept" in said.pop()
+
+    molecules = torch.eye(len(task.outputs))
+    for half, (encoder, (method,)) in enumerate(together.members.items()):
+        known = {part: molecules[getattr(data, part).rows] for part in ("val", "test")}
+        for vectors in known.values():
+            vectors[half::2] = 0.001 * torch.randn(
+                vectors[half::2].shape, generator=torch.Generator().manual_seed(half)
+            )
+        answers = methods.Answers(**known, molecules=molecules, diag=torch.ones(len(molecules)))
+        answers.save(experiment.kept(tmp_path, study, task, method, 0, encoder))
+        assert methods.measured(methods.settled(answers, task)[1], task)["hits@1"] < 0.6
+    experiment.measure_ensemble(study, together, task, tmp_path, said.append)
+    (row,) = (json.loads(line) for line in (tmp_path / "ensembles.jsonl").read_text().splitlines())
+    assert row["encoder"] == "first & second" and row["members"] == ["first: a", "second: b"]
+    assert row["metrics"]["hits@1"] > 0.95
+    assert chebi20_report.table(tmp_path)[-1]["models"] == 2
+
+
 @pytest.mark.slow  # a minute of RDKit where nothing is cached
 def test_ceilings_of_the_real_candidates():
     data = loader(real_data("chebi20/candidates_all.tsv.gz"))

@@ -83,6 +83,11 @@ ENSEMBLES = {
     "ours, ensemble, tanimoto + WL": ("ours, tanimoto + WL",),
     ALL_KERNELS: tuple(method.name for method in OURS),
 }
+SMALL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
+JOINT_ENSEMBLES = {  # over encoders, too: the methods of each
+    "ours, ensemble, both encoders": {SMALL: ENSEMBLES[OUR_ENSEMBLE], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
+    "ours, ensemble, all kernels, both encoders": {SMALL: ENSEMBLES[ALL_KERNELS], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
+}
 
 
 TRAINING = Training(
@@ -104,9 +109,10 @@ TRAINING = Training(
 class Study:
     """What is run."""
 
-    encoder: str = "all-MiniLM-L6-v2"
+    encoder: str = SMALL
     methods: tuple[Method, ...] = BASELINES + PAPERS + OURS
     ensembles: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(ENSEMBLES), hash=False)
+    joint: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict, hash=False)  # ensembles over encoders
     seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float, ...] = (0.3, 0.6)  # of the encoder, beside 1 for new layers: chosen on validation
     trial_epochs: int = 6
@@ -125,7 +131,7 @@ class Study:
 
 
 WORDED = Study(  # which is behind the encoder alone
-    encoder="all-mpnet-base-v2" + AND_WORDS,
+    encoder=LARGER + AND_WORDS,
     methods=(OURS[1],),
     ensembles={OUR_ENSEMBLE: ENSEMBLES[OUR_ENSEMBLE]},
     rates=(0.2,),
@@ -134,16 +140,17 @@ WORDED = Study(  # which is behind the encoder alone
     closed_form=False,
 )
 LARGE = Study(
-    encoder="all-mpnet-base-v2",
+    encoder=LARGER,
     methods=(BASELINES[1], PAPERS[0], OURS[1]),
     ensembles={name: ENSEMBLES[name] for name in ("CMAM ensemble, MLP", "DSOKR ensemble, SubSample", OUR_ENSEMBLE)},
+    joint=JOINT_ENSEMBLES,
     rates=(0.2, 0.4),
     shares=(),
     patient=("ours, two tanimotos",),
     then=WORDED,
 )
-SMALL_WORDED = replace(WORDED, encoder=Study.encoder + AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={}, then=LARGE)
-FULL = Study(then=SMALL_WORDED)
+SMALL_WORDED = replace(WORDED, encoder=SMALL + AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={}, then=LARGE)
+FULL = Study(joint=JOINT_ENSEMBLES, then=SMALL_WORDED)
 REDUCED = Study(  # for two cores, without an encoder
     encoder=WORDS,
     methods=(
@@ -196,7 +203,7 @@ def run(study: Study, folder: Path, data: Path | None, device: torch.device, say
         rate = tune(study, method, task, folder, say)
         for seed in study.seeds:
             train_and_test(study, method, task, rate, seed, folder, say)
-        alone = replace(study, ensembles={})
+        alone = replace(study, ensembles={}, joint={})
         if method.name == study.learner:
             for share in study.shares:
                 train_and_test(alone, method, task.cut(share), rate, study.seeds[0], folder, say)
@@ -205,8 +212,9 @@ def run(study: Study, folder: Path, data: Path | None, device: torch.device, say
             train_and_test(longer, method, task, rate, study.seeds[0], folder, say)
     for seed in study.seeds if study.closed_form else ():
         measure_sisokr(study, task, seed, folder, say)
-    for name in study.ensembles:
-        measure_ensemble(study, name, task, folder, say)
+    for ensemble in ensembles(study):
+        if study.encoder == [*ensemble.members][-1]:  # else the other encoders are still to come
+            measure_ensemble(study, ensemble, task, folder, say)
     if study.then is not None:
         run(study.then, folder, data, device, say)
 
@@ -316,10 +324,30 @@ def tune(study: Study, method: Method, task: Task, folder: Path, say: Say) -> fl
     return max(found, key=lambda rate: found[rate])
 
 
-def kept(folder: Path, study: Study, task: Task, method: str, seed: int) -> Path:
+@dataclass(frozen=True)
+class Together:
+    """An ensemble: the methods of every encoder, each with all seeds."""
+
+    name: str
+    members: dict[str, tuple[str, ...]]  # by encoder
+
+    def asked(self, study: Study, task: Task) -> Row:
+        several = len(self.members) > 1
+        members = [f"{of}: {method}" if several else method for of, own in self.members.items() for method in own]
+        told = {"method": self.name, "members": members, "seeds": list(study.seeds), "epochs": study.training.epochs}
+        return _asked(task) | {"encoder": " & ".join(self.members)} | told
+
+
+def ensembles(study: Study) -> list[Together]:
+    """Those of the study's encoder, and those over several encoders that it is one of."""
+    own = [Together(name, {study.encoder: methods}) for name, methods in study.ensembles.items()]
+    return own + [Together(name, members) for name, members in study.joint.items()]
+
+
+def kept(folder: Path, study: Study, task: Task, method: str, seed: int, encoder: str | None = None) -> Path:
     """Where the answers of a model are kept for ensembles; not part of the results."""
     trained = f"{len(task.data.train.texts)} texts, {study.training.epochs} epochs"
-    file = f"{task.encoder}, {trained}, {method}-{seed}.safetensors"
+    file = f"{encoder or task.encoder}, {trained}, {method}-{seed}.safetensors"
     return Path(os.environ.get("DSOKR_KEPT") or folder / "kept") / file
 
 
@@ -329,9 +357,10 @@ def train_and_test(study: Study, method: Method, task: Task, rate: float, seed: 
     row = _asked(task) | {"method": method.name} | method.told
     row |= {"rate": rate, "epochs": study.training.epochs, "batch_size": study.training.batch_size, "seed": seed}
     file = kept(folder, study, task, method.name, seed)
+    measured_ensembles = Results(folder / "ensembles.jsonl")
     needed = any(
-        method.name in members and not Results(folder / "ensembles.jsonl").find(_ensemble(study, name, task))
-        for name, members in study.ensembles.items()
+        method.name in ensemble.members[task.encoder] and not measured_ensembles.find(ensemble.asked(study, task))
+        for ensemble in ensembles(study)
     )
     if results.find(row) and (file.exists() or not needed):
         return
@@ -362,20 +391,19 @@ def measure_sisokr(study: Study, task: Task, seed: int, folder: Path, say: Say) 
     say(_told(f"SISOKR, seed {seed}", metrics, seconds["training"]))
 
 
-def _ensemble(study: Study, name: str, task: Task) -> Row:
-    row = _asked(task) | {"method": name, "members": list(study.ensembles[name]), "seeds": list(study.seeds)}
-    return row | {"epochs": study.training.epochs}
-
-
-def measure_ensemble(study: Study, name: str, task: Task, folder: Path, say: Say) -> None:
+def measure_ensemble(study: Study, ensemble: Together, task: Task, folder: Path, say: Say) -> None:
     """Kept models together, combined in the way that does best on validation."""
     results = Results(folder / "ensembles.jsonl")
-    row = _ensemble(study, name, task)
+    row = ensemble.asked(study, task)
     if results.find(row):
         return
-    files = [kept(folder, study, task, method, seed) for method, seed in product(study.ensembles[name], study.seeds)]
+    files = [
+        kept(folder, study, task, method, seed, encoder)
+        for encoder, methods in ensemble.members.items()
+        for method, seed in product(methods, study.seeds)
+    ]
     if not all(file.exists() for file in files):
-        say(f"{name}: the answers of its members are not kept, so it is left out")
+        say(f"{ensemble.name}: the answers of some members are not kept, so it is left out")
         return
     scorers = [settled(Answers.load(file, task.device), task)[1] for file in files]
 
@@ -390,7 +418,7 @@ def measure_ensemble(study: Study, name: str, task: Task, folder: Path, say: Say
     metrics = measured(partial(together, *best), task)
     chosen = {"combine": best[0], "standardize": best[1]}
     results.record(row, lambda: {"chosen": chosen, "metrics": metrics})
-    say(_told(f"{name} by {best[0]}{' of standardized scores' if best[1] else ''}", metrics))
+    say(_told(f"{ensemble.name} by {best[0]}{' of standardized scores' if best[1] else ''}", metrics))
 
 
 def _told(what: str, metrics: dict[str, float], seconds: float | None = None) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from dsokr.experiments.chebi20 import ENSEMBLES
+from dsokr.experiments.chebi20 import ENSEMBLES, JOINT_ENSEMBLES
 from dsokr.experiments.chebi20_methods import PAPERS_KERNELS
 from dsokr.experiments.results import Row, markdown_table, read_rows
 from dsokr.plotting import pyplot
@@ -67,14 +67,15 @@ def table(folder: Path) -> list[Row]:
                 means = {f"mean_{key}": mean(row["metrics"][key] for row in rows) for key in SHOWN}
                 told = {"name": name, "encoder": encoder, "epochs": epochs, "models": 1, "seeds": len(rows)}
                 made.append(told | {"seconds": mean(row["seconds"]["training"] for row in rows)} | means | _shown(best))
-        for name in ENSEMBLES:
-            for row in ensembles:
-                if row["method"] == name and row["encoder"] == encoder:
-                    size = len(row["members"]) * len(row["seeds"])
-                    made.append(
-                        {"name": name, "encoder": encoder, "epochs": row["epochs"], "models": size} | _shown(row)
-                    )
+        own = [row for row in ensembles if row["encoder"] == encoder]
+        made += [_together(row) for name in ENSEMBLES for row in own if row["method"] == name]
+    made += [_together(row) for name in JOINT_ENSEMBLES for row in ensembles if row["method"] == name]
     return [*PAPER, *made]
+
+
+def _together(row: Row) -> Row:
+    size = len(row["members"]) * len(row["seeds"])
+    return {"name": row["method"], "encoder": row["encoder"], "epochs": row["epochs"], "models": size} | _shown(row)
 
 
 def _whole(rows: list[Row]) -> list[Row]:
