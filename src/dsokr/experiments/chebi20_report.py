@@ -61,7 +61,7 @@ def table(folder: Path) -> list[Row]:
     for encoder in dict.fromkeys(row["encoder"] for row in models):
         for name in SINGLES:
             own = [row for row in models if row["method"] == name and row["encoder"] == encoder]
-            for epochs in dict.fromkeys(row.get("epochs") for row in own):
+            for epochs in sorted({row.get("epochs") for row in own}, key=lambda epochs: epochs or 0):
                 rows = [row for row in own if row.get("epochs") == epochs]
                 best = max(rows, key=lambda row: row["metrics"]["val_mrr"])
                 means = {f"mean_{key}": mean(row["metrics"][key] for row in rows) for key in SHOWN}
