@@ -582,7 +582,47 @@ FIGURES = {
 }
 
 
+def at_a_glance(results: Path) -> str:
+    """The README's table: what the paper reports, what its method has here, and the best that we have."""
+    graphs = {row["name"]: row for row in smi2mol_report.table(results / "smi2mol")}
+    edits = [
+        f"{graphs[name]['ged_edge_labels'][0]:.2f}"
+        for name in ("DSOKR (paper)", "DSOKR, paper's kernel and rule", "DSOKR, sum of kernels, GraphSearch")
+    ]
+    exact = graphs["DSOKR, sum of kernels, GraphSearch"]["exact"][0]
+    texts = chebi20_report.table(results / "chebi20")
+    paper = max((row for row in texts if row["name"].startswith("DSOKR") and row in chebi20_report.PAPER), key=_hits)
+    same = max((row for row in texts if row["name"] == "DSOKR, SubSample"), key=_hits)
+    single = max((row for row in texts if row["name"].startswith("ours") and row["models"] == 1), key=_hits)
+    together = next(row for row in texts if row["name"] == [*chebi20.JOINT_ENSEMBLES][-1])
+    training_texts = read_rows(results / "chebi20" / "models.jsonl")[0]["training_texts"]
+    header = ["task", "measure", "the paper", "its method, here", "ours"]
+    rows = [
+        ["SMILES to molecule (QM9)", "edit distance, exact", *edits[:2], f"**{edits[2]}**, {exact:.1%} right"],
+        [
+            f"text to molecule (ChEBI-20, training texts {training_texts})",
+            "Hits@1 of 33,010",
+            f"{_hits(paper):.1%} ({paper['encoder']})",
+            f"{_hits(same):.1%} ({same['encoder']})",
+            f"{_hits(single):.1%} ({single['encoder']}), **{_hits(together):.1%}** ({together['models']} models)",
+        ],
+    ]
+    return markdown_table(header, rows)
+
+
+def _hits(row: Row) -> float:
+    return row["hits@1"]
+
+
+def with_table(readme: str, table: str) -> str:
+    """The README with the table between its marks."""
+    before, after = (part.split("<!-- /results -->")[-1] for part in readme.split("<!-- results -->"))
+    return f"{before}<!-- results -->\n{table}\n<!-- /results -->{after}"
+
+
 def main() -> None:
+    readme = ROOT / "README.md"
+    readme.write_text(with_table(readme.read_text(encoding="utf-8"), at_a_glance(RESULTS)), encoding="utf-8")
     for name, figure in FIGURES.items():
         figure(RESULTS / name, DOCS / "figures" / f"{name}.png")
     smi2mol_report.gallery(RESULTS / "smi2mol", DOCS / "figures" / "smi2mol-predictions.png")

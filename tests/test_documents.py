@@ -52,3 +52,5 @@ def test_pages_with_numbers_are_rendered_from_the_results():
     for name, page in render.PAGES.items():
         written = (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8")
         assert page(ROOT / "results" / name) == written, "run `make docs`"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert render.with_table(readme, render.at_a_glance(ROOT / "results")) == readme, "run `make docs`"
