@@ -178,7 +178,28 @@ def test_bad_texts_are_named(encoder):
         network.prepare(["молекула эфира"])
 
 
+def test_checkpointing_changes_memory_alone(encoder, capfd):
+    gradients, kept = [], []
+    for checkpointing in (False, True):
+        network = made(TextEncoder(encoder, checkpointing=checkpointing), 3).train()
+        tokens, saved = network.prepare(texts(20)), []
+        with (
+            seeded(1),
+            torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x),
+        ):
+            loss = network(tokens).square().sum()
+        loss.backward()
+        gradients.append([parameter.grad for parameter in network.parameters()])
+        kept.append(sum(x.numel() for x in saved))
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, checkpointed)
+    assert kept[1] < kept[0] / 2
+    assert not any(capfd.readouterr())
+
+
 def test_a_missing_encoder_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="There is no folder .*nowhere with a text encoder"):
+        made(TextEncoder(str(tmp_path / "nowhere")), 2)
     with pytest.raises(InputError, match="is no folder of a text encoder"):
         made(TextEncoder(str(tmp_path)), 2)
     with pytest.raises(InputError, match="pooling must be one of"):
@@ -204,6 +225,10 @@ def test_word_bag_reads_words_and_pairs():
     assert not torch.equal(network(network.prepare(["an ester"])), network(network.prepare(["ester an"])))
     a, b = network.prepare(["an ester"]), network.prepare(["an ester", "one two three four five"])
     assert torch.allclose(network(a)[0], network(b)[0], atol=1e-6)
+    with pytest.raises(InputError, match="WordBag reads a list of texts. Got 'an ester'"):
+        network.prepare("an ester")
+    with pytest.raises(InputError, match="half a character stands in .* at index 1"):
+        network.prepare(["an ester, 酯", "an \ud800ester"])
     with pytest.raises(InputError, match="WordBag reads texts that are not empty. Got '' at index 0"):
         network.prepare([""])
     assert network.prepare(["word " * 10_000]).shape[1] == 2 * 512 - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -28,6 +28,7 @@ SPREAD = 0.03  # of the vectors of words at the start: what is learned of a word
 MULTIPLE = 8  # lengths of batches are rounded up to it: odd ones are slow on a GPU
 COUNTED_FROM_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # encoders whose first place is after it
 WORDS = re.compile(r"\w+|[^\w\s]")
+HALVES = re.compile("[\ud800-\udfff]")  # of characters: surrogates, which no encoding can write
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ def _transformers() -> Any:
 def _from_pretrained(kind: str, name: str, **options: Any) -> Any:
     """A folder is read offline; anything else is a name on the hub."""
     transformers = _transformers()
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise InputError(f"There is no folder {name} with a text encoder.")
     log = transformers.utils.logging
     bars = log.is_progress_bar_enabled()
     log.disable_progress_bar()  # weights of a folder are there at once
@@ -173,6 +176,7 @@ def _pretrained(shape: TextEncoder) -> Any:
     if shape.rate == 0:
         encoder.requires_grad_(False)
     elif shape.checkpointing:
+        encoder.config.use_cache = False  # for writing text, and at odds with this
         encoder.gradient_checkpointing_enable()
     return encoder
 
@@ -211,10 +215,15 @@ def _tokenized(name: str, max_length: int, texts: tuple[str, ...]) -> Tensor:  #
 
 
 def _checked(owner: str, xs: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(xs, str | bytes) or not isinstance(xs, Iterable):
+        raise InputError(f"{owner} reads a list of texts. Got {xs!r}.")
+    xs = tuple(xs)
     for index, x in enumerate(xs):
         if not isinstance(x, str) or not x.strip():
             raise InputError(f"{owner} reads texts that are not empty. Got {x!r} at index {index}.")
-    return tuple(xs)
+        if not x.isascii() and HALVES.search(x):
+            raise InputError(f"{owner} reads Unicode, but half a character stands in {_short(x)} at index {index}.")
+    return xs
 
 
 def _short(text: str) -> str:
