@@ -178,7 +178,7 @@ def test_bad_texts_are_named(encoder):
         network.prepare(["молекула эфира"])
 
 
-def test_checkpointing_changes_memory_alone(encoder, capfd):
+def test_checkpointing_changes_memory_alone(encoder):
     gradients, kept = [], []
     for checkpointing in (False, True):
         network = made(TextEncoder(encoder, checkpointing=checkpointing), 3).train()
@@ -194,7 +194,6 @@ def test_checkpointing_changes_memory_alone(encoder, capfd):
     for plain, checkpointed in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, checkpointed)
     assert kept[1] < kept[0] / 2
-    assert not any(capfd.readouterr())
 
 
 def test_a_missing_encoder_is_one_sentence(tmp_path):
