@@ -8,7 +8,7 @@ setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
 	test -d .venv || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	touch $@
 
 demo: setup

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,15 @@ def test_no_optional_dependency_is_needed(module):
     script = block + f"import {module}\nfrom dsokr import DSOKR\n"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_wheel_has_every_file():
+    """What is no Python file is installed only if pyproject.toml names it."""
+    settings = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = settings["tool"]["setuptools"]["package-data"]["dsokr"]
+    others = (path for path in SOURCE.rglob("*") if path.is_file() and path.suffix != ".py")
+    files = {path.relative_to(SOURCE) for path in others if path.parent.name != "__pycache__"}
+    assert Path("serve/page/index.html") in files
+    assert not {file for file in files if not any(file.match(pattern) for pattern in patterns)}
+    folders = {path.parent for path in SOURCE.rglob("*.py")}
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()], "packages that are not found"

@@ -95,8 +95,8 @@ def test_bad_ensembles(members, data):
         (lambda m: Ensemble(m, weights=[1.0, float("nan"), 1.0]), "one number for each of the 3 members"),
         (lambda m: Ensemble(m, weights=[1.0, float("inf"), 1.0]), "one number for each of the 3 members"),
         (lambda m: Ensemble(m, "max score", weights=[1.0, 1.0, 1.0]), "weights are for means"),
-        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=0), "k must be a whole number of at least 1. Got 0"),
-        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=2.5), "k must be a whole number of at least 1. Got 2.5"),
+        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=0), "k must be at least 1, a whole number. Got 0"),
+        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=2.5), "k must be at least 1, a whole number. Got 2.5"),
         (lambda m: combined([torch.zeros(1, 2)], "median"), "combine must be one of"),
     ],
 )

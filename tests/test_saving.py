@@ -189,12 +189,37 @@ def damage_config(folder, **changes):
         (lambda f: damage_config(f, decoder={"decoders.Quantum": {}}), "uses decoders.Quantum, which"),
         (lambda f: damage_config(f, decoder={"os.system": {}}), "uses os.system, which"),
         (lambda f: damage_config(f, parameters={}), "incomplete: it does not name the kernel"),
+        (lambda f: damage_config(f, decoder={"a": {}, "b": {}}), "config.json is damaged: .* is no part of a model"),
+        (lambda f: damage_config(f, decoder={"decoders.Candidates": 3}), "damaged: .* is no part of a model"),
+        (lambda f: damage_config(f, anchors=3), "is damaged"),
     ],
 )
 def test_damaged_folders_are_refused(folder, harm, message):
     harm(folder)
     with pytest.raises(ModelFolderError, match=message):
         DSOKR.load(folder)
+
+
+def test_too_little_memory_is_not_a_damaged_folder(folder, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(nn.Module, "to", fail)
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        DSOKR.load(folder)
+
+
+def test_all_files_appear_at_once(folder):
+    before = (folder / "config.json").read_text()
+
+    def further(draft):
+        assert {path.name for path in draft.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(kernel=kernels.Linear()).save(folder, further)
+    assert (folder / "config.json").read_text() == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_no_such_folder(tmp_path):

@@ -147,6 +147,32 @@ def test_a_saved_model_says_the_same(encoder, tmp_path):
     assert torch.equal(model.coefficients(X), again.coefficients(X))
 
 
+def test_a_saved_model_brings_its_encoder_along(encoder, tmp_path):
+    """The folder of the pretrained one may go, and the model may move; another one in its place is read anew."""
+    own = shutil.copytree(encoder, tmp_path / "encoder")
+    X, Y = texts(20), np.eye(20)[:, :4]
+    parts = {"training": Training(epochs=1, progress=False), "random_state": 0}
+    network = TextEncoder(str(own), max_length=16, pooling="first")
+    model = DSOKR(kernels.Linear(), sketches.SubSample(10), network, **parts).fit(X, Y)
+    model.save(tmp_path / "model")
+    said = model.coefficients(X)
+    shutil.rmtree(own)
+    (tmp_path / "model").rename(tmp_path / "moved")
+    again = DSOKR.load(tmp_path / "moved")
+    assert again.network == network and torch.equal(again.coefficients(X), said)
+    again.save(tmp_path / "moved")  # replaces itself
+    assert torch.equal(DSOKR.load(tmp_path / "moved").coefficients(X), said)
+    with pytest.raises(InputError, match="There is no folder .*encoder with a text encoder"):
+        again.fit(X, Y)
+
+    vocabulary = json.loads((tmp_path / "moved" / "network" / "tokenizer.json").read_text())
+    words = vocabulary["model"]["vocab"]
+    words["ester"], words["ether"] = words["ether"], words["ester"]
+    (tmp_path / "moved" / "network" / "tokenizer.json").write_text(json.dumps(vocabulary))
+    other, tokens = DSOKR.load(tmp_path / "moved").network_.network, again.network_.network.prepare(["an ester"])
+    assert torch.equal(other.prepare(["an ether"]), tokens) and not torch.equal(other.prepare(["an ester"]), tokens)
+
+
 def test_parts_learn_at_their_own_rates(encoder):
     network = made(TextEncoder(encoder, rate=0.1), 2)
     (pretrained, slow), (new, full) = paces(network)

@@ -780,6 +780,37 @@ app()
 """
 
 
+STOPPED_WHILE_SAVING = """
+from dsokr.tool import tables
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+tables.write = stop
+from dsokr.cli import app
+app()
+"""
+
+
+def test_saving_may_be_interrupted(dsokr, folder, tmp_path):
+    """Nothing is lost of the model that was there, nor of the training: the same command goes on."""
+    train = ("fit", "--train", folder / "labels.csv", "--input", "x", "--output", "tags", "--epochs", "2")
+    arguments = (*train, "--device", "cpu", "--out", tmp_path / "model")
+    dsokr(*arguments)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    stopped = subprocess.run(
+        [sys.executable, "-c", STOPPED_WHILE_SAVING, *map(str, arguments), "--seed", "5"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Run the same command again to go on" in stopped.stderr
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    done = dsokr(*arguments, "--seed", "5")
+    assert "going on with the training that was interrupted" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_two_fits_into_one_folder(dsokr, folder, tmp_path):
     """The second is refused; after the first was killed the same command goes on."""
     train = ("fit", "--train", folder / "labels.csv", "--input", "x", "--output", "tags", "--epochs", "6")

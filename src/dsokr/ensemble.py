@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property, reduce
-from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from dsokr.basis import embedded_scores
 from dsokr.decoders import EmbeddedOutputs, Ranking, largest
-from dsokr.errors import InputError
+from dsokr.errors import InputError, require_k
 from dsokr.estimator import DSOKR
 from dsokr.outputs import Outputs, as_outputs, keys, take
 from dsokr.rounding import single
@@ -83,8 +82,7 @@ class Ensemble:
 
     def rank(self, X: Any, candidates: Outputs | None = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first, of equal ones the first."""
-        if not isinstance(k, Integral) or k < 1:
-            raise InputError(f"k must be a whole number of at least 1. Got {k!r}.")
+        k = require_k(k)
         blocks, c = self._blocks(X, candidates)
         found = [largest(scores, min(k, c)) for scores in blocks]
         values, indices = (torch.cat(parts) for parts in zip(*found, strict=True))

@@ -48,6 +48,13 @@ class Interrupted(KeyboardInterrupt):
     """Training was stopped by the user; the message says how to go on. Not a :class:`DSOKRError`: nothing is wrong."""
 
 
+def require_k(k: object) -> int:
+    """How many of the best are asked for: a whole number of at least 1."""
+    if not isinstance(k, Integral) or k < 1:
+        raise InputError(f"k must be at least 1, a whole number. Got {k!r}.")
+    return int(k)
+
+
 def require_integer(owner: object, name: str, value: object, least: int) -> None:
     """Refuse options that are no whole number, or too small a one."""
     if not isinstance(value, Integral) or value < least:

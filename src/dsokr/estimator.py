@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Generator, Tensor, nn
 from dsokr.basis import BLOCK, SketchedBasis, embedded_scores, sketch_basis
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
 from dsokr.devices import resolve_device, seeded
-from dsokr.errors import InputError, ModelFolderError
+from dsokr.errors import DSOKRError, InputError, ModelFolderError, require_k
 from dsokr.io import (
     NOT_WRITTEN,
     construct,
@@ -33,7 +32,7 @@ from dsokr.io import (
 )
 from dsokr.kernels import Kernel
 from dsokr.losses import Loss, Squared, as_loss
-from dsokr.networks import NetworkFactory, Standardized, built, outputs_of, prepared
+from dsokr.networks import NetworkFactory, Restores, Standardized, built, keep, outputs_of, prepared
 from dsokr.outputs import Outputs, as_outputs, blocks, count, positions, take
 from dsokr.sketches import SketchSpec
 from dsokr.training import History, Pairs, Training, standardized, train
@@ -153,10 +152,8 @@ class DSOKR(BaseEstimator):
 
     def rank(self, X: Any, candidates: Outputs | None = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first: positions in ``candidates`` and scores."""
-        if not isinstance(k, Integral) or k < 1:
-            raise InputError(f"k must be at least 1, a whole number. Got {k!r}.")
-        z = self.coefficients(X)
-        return self._embedded(candidates).top(z, int(k), self.decoder_.scoring_rule())
+        k, z = require_k(k), self.coefficients(X)
+        return self._embedded(candidates).top(z, k, self.decoder_.scoring_rule())
 
     def predict(self, X: Any) -> Outputs:
         """One output per input, in the form in which ``fit`` got them."""
@@ -176,8 +173,11 @@ class DSOKR(BaseEstimator):
             return float(unexplained <= 0)
         return 1 - unexplained / total
 
-    def save(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` and a model card; nothing is pickled."""
+    def save(self, folder: str | Path, further: Callable[[Path], None] = lambda draft: None) -> None:
+        """Write ``config.json``, ``model.safetensors``, a model card, and ``network`` if the network needs a folder.
+
+        Nothing is pickled. ``further`` may write more files to the folder it is called with: all appear at once.
+        """
         check_is_fitted(self, "network_")
         tensors = {f"network.{name}": weight for name, weight in self.network_.state_dict().items()}
         tensors["basis.projection"] = self.basis_.projection
@@ -192,7 +192,12 @@ class DSOKR(BaseEstimator):
             "history": {"rows": self.history_.rows, "best_epoch": self.history_.best_epoch},
             "n_features_in": getattr(self, "n_features_in_", None),
         }
-        write_model(Path(folder), config, tensors, model_card(self))
+
+        def beside(draft: Path) -> None:
+            keep(self.network_, draft / "network")
+            further(draft)
+
+        write_model(Path(folder), config, tensors, model_card(self), beside)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto", **parts: Any) -> DSOKR:
@@ -203,15 +208,16 @@ class DSOKR(BaseEstimator):
         """
         config, tensors = read_model(Path(folder))
         try:
-            return cls._restored(config, tensors, device, parts)
-        except (KeyError, TypeError, RuntimeError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise ModelFolderError(
-                f"{folder} is damaged, or was given parts it was not saved with ({what})."
-            ) from error
+            return cls._restored(Path(folder), config, tensors, device, parts)
+        except DSOKRError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _misfit(folder, error) from error
 
     @classmethod
-    def _restored(cls, config: dict[str, Any], tensors: dict[str, Tensor], device: str, given: dict[str, Any]) -> DSOKR:
+    def _restored(
+        cls, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], device: str, given: dict[str, Any]
+    ) -> DSOKR:
         model = cls(**_parameters(config["parameters"] | {"device": device}, given))
         where = resolve_device(device)
         anchors = unpack_outputs(config["anchors"], "anchors", tensors)
@@ -221,10 +227,16 @@ class DSOKR(BaseEstimator):
         decoder = given["decoder"].alternatives()[0] if "decoder" in given else construct(config["decoder"])
         if config["own_candidates"]:
             model.decoder = replace(model.decoder, outputs=known.outputs)  # type: ignore[type-var] # Candidates
+        factory, kept = model.network, folder / "network"
+        if kept.is_dir() and "network" not in given and isinstance(factory, Restores):
+            factory = factory.kept(kept)
         with seeded(0):  # the weights drawn here are replaced at once
-            network = Standardized.plain(model.network(basis.dim), basis.dim)
+            network = Standardized.plain(factory(basis.dim), basis.dim)
         weights = {name.removeprefix("network."): w for name, w in tensors.items() if name.startswith("network.")}
-        network.load_state_dict(weights)
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise _misfit(folder, error) from error
         model.basis_, model.known_, model.network_ = basis, known, network.to(where).eval()
         model.decoder_, model.history_ = decoder, History(**config["history"])
         if config["n_features_in"] is not None:
@@ -352,6 +364,11 @@ def _parameters(described: dict[str, Any], given: dict[str, Any]) -> dict[str, A
             )
     wanted = {name: value for name, value in described.items() if name not in given and not is_unwritten(value)}
     return {name: construct(value) for name, value in wanted.items()} | given
+
+
+def _misfit(folder: str | Path, error: Exception) -> ModelFolderError:
+    what = f"{type(error).__name__}: {error}"
+    return ModelFolderError(f"{folder} is damaged, or was given parts it was not saved with ({what}).")
 
 
 def model_card(model: DSOKR) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from dsokr.types import Graph
 FORMAT = 1  # of the folder; raised when older versions of the package could not read it
 FAMILIES = ("kernels", "sketches", "losses", "networks", "decoders", "training")  # whose parts can be written down
 FILES = {
-    *("config.json", "model.safetensors", "README.md"),
+    *("config.json", "model.safetensors", "README.md", "network"),
     *("task.json", "candidates.csv", "report.html", "skipped.csv"),  # beside a model made by `dsokr fit`
 }
 NOT_WRITTEN = "not written"
@@ -73,7 +73,9 @@ def construct(description: Any) -> Any:
         return tuple(construct(item) for item in description)
     if not isinstance(description, dict):
         return description
-    ((name, content),) = description.items()
+    name, content = next(iter(description.items()), ("", None))
+    if len(description) != 1 or not isinstance(content, dict):
+        raise ModelFolderError(f"config.json is damaged: {description} is no part of a model.")
     if name == "mapping":
         return {key: construct(value) for key, value in content.items()}
     fields = {key: construct(value) for key, value in content.items() if not is_unwritten(value)}
@@ -199,10 +201,13 @@ def _unpack_graphs(prefix: str, tensors: Tensors) -> list[Graph]:
     ]
 
 
-def write_model(folder: Path, config: dict[str, Any], tensors: Tensors, card: str) -> None:
+def write_model(
+    folder: Path, config: dict[str, Any], tensors: Tensors, card: str, further: Callable[[Path], None]
+) -> None:
     """Write the folder whole, or leave what was there. Only a saved model, and nothing else, is ever replaced.
 
-    A crash between the two renames leaves the old model beside the folder, under a name that ends in -old.
+    ``further`` writes more files to the folder that it gets, which is a draft until all are there. A crash between the
+    two renames leaves the old model beside the folder, under a name that ends in -old.
     """
     if folder.exists() and not is_replaceable(folder):
         raise ModelFolderError(f"{folder} exists and is not a saved model. Choose another folder.")
@@ -216,6 +221,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: Tensors, card: st
         (draft / "config.json").write_text(json.dumps(head | config, indent=2) + "\n", encoding="utf-8")
         (draft / "README.md").write_text(card, encoding="utf-8")
         shutil.copymode(draft / "README.md", draft / "model.safetensors")  # save_file's own choice is private too
+        further(draft)
         if folder.exists():
             os.replace(folder, old := draft.with_name(f"{draft.name}-old"))
             os.replace(draft, folder)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
 from dsokr.devices import resolve_device
-from dsokr.errors import InputError
+from dsokr.errors import InputError, require_k
 from dsokr.kernels import Kernel
 from dsokr.kernels.base import Evaluate
 from dsokr.outputs import Outputs, as_outputs, blocks, count, take
@@ -166,11 +166,9 @@ class SISOKR(BaseEstimator):
 
     def rank(self, X: Outputs, candidates: Outputs | None = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first: positions in ``candidates`` and scores."""
-        if not isinstance(k, Integral) or k < 1:
-            raise InputError(f"k must be at least 1, a whole number. Got {k!r}.")
-        z = self.coefficients(X)
+        k, z = require_k(k), self.coefficients(X)
         known = self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)
-        return known.top(z, int(k), self.decoder_.scoring_rule())
+        return known.top(z, k, self.decoder_.scoring_rule())
 
     def predict(self, X: Outputs) -> Outputs:
         """One output per input, in the form in which ``fit`` got them."""

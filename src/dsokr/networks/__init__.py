@@ -1,6 +1,17 @@
 """Networks: factories from p, the number of coordinates to predict, to a torch module."""
 
-from dsokr.networks.base import NetworkFactory, Prepares, Standardized, built, lengths, outputs_of, paces, prepared
+from dsokr.networks.base import (
+    NetworkFactory,
+    Prepares,
+    Restores,
+    Standardized,
+    built,
+    keep,
+    lengths,
+    outputs_of,
+    paces,
+    prepared,
+)
 from dsokr.networks.cnn import CNN
 from dsokr.networks.mlp import MLP
 from dsokr.networks.sequence import CharTransformer
@@ -13,10 +24,12 @@ __all__ = [
     "EncodedText",
     "NetworkFactory",
     "Prepares",
+    "Restores",
     "Standardized",
     "TextEncoder",
     "WordBag",
     "built",
+    "keep",
     "lengths",
     "outputs_of",
     "paces",

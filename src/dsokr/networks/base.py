@@ -7,6 +7,7 @@ printed, compared and saved.
 
 from collections.abc import Callable
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -49,6 +50,20 @@ class Paced(Protocol):
     """A network whose parts learn at different rates, each a share of ``Training.learning_rate``."""
 
     def paces(self) -> list[tuple[list[nn.Parameter], float]]: ...
+
+
+@runtime_checkable
+class Keeps(Protocol):
+    """A network that needs more than its weights to be made again (a vocabulary, say), and can write that down."""
+
+    def keep(self, folder: Path) -> None: ...
+
+
+@runtime_checkable
+class Restores(Protocol):
+    """A factory of such networks: ``kept`` makes them from what ``keep`` wrote, and needs nothing else."""
+
+    def kept(self, folder: Path) -> NetworkFactory: ...
 
 
 def require_sizes(owner: object, *names: str) -> None:
@@ -124,6 +139,16 @@ def paces(network: nn.Module) -> list[tuple[list[nn.Parameter], float]]:
     if isinstance(network, Standardized):
         return paces(network.network)
     return network.paces() if isinstance(network, Paced) else [(list(network.parameters()), 1.0)]
+
+
+def keep(network: nn.Module, folder: Path) -> None:
+    """Write what the network needs beside its weights, if it does, to a folder that is made for it."""
+    if isinstance(network, Standardized):
+        return keep(network.network, folder)
+    if isinstance(network, Keeps):
+        folder.mkdir()
+        network.keep(folder)
+    return None
 
 
 def built(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:

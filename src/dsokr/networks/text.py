@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -66,15 +66,19 @@ class TextEncoder:
     def __call__(self, p: int) -> EncodedText:
         return EncodedText(self, p)
 
+    def kept(self, folder: Path) -> Callable[[int], EncodedText]:
+        """With the tokeniser and the layers that :meth:`EncodedText.keep` wrote, and weights that are still to come."""
+        return partial(EncodedText, self, kept=folder)
+
 
 class EncodedText(nn.Module):
     """The module that :class:`TextEncoder` describes."""
 
-    def __init__(self, shape: TextEncoder, p: int):
+    def __init__(self, shape: TextEncoder, p: int, kept: Path | None = None):
         super().__init__()
         self.shape = shape
-        self.encoder = _pretrained(shape)
-        tokenizer = _tokenizer(shape.encoder)
+        self.encoder = _pretrained(shape) if kept is None else _with_layers_of(kept)
+        self.tokenizer = tokenizer = _tokenizer(*_stamped(shape.encoder if kept is None else str(kept)))
         self.padding, self.mask, self.marks = tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.all_special_ids
         self.max_length = min(shape.max_length, _most_tokens(self.encoder.config, self.padding))
         if shape.masked and self.mask is None:
@@ -88,11 +92,16 @@ class EncodedText(nn.Module):
 
         Computed once per data set; those of the last few data sets are kept.
         """
-        tokens = _tokenized(self.shape.encoder, self.max_length, _checked("TextEncoder", xs))
+        tokens = _tokenized(self.tokenizer, self.max_length, _checked("TextEncoder", xs))
         if self.words is None:
             return tokens[:, : self._longest(tokens)].clone()
         whole = F.pad(tokens, (0, self.max_length - tokens.shape[1]), value=self.padding)
         return torch.cat([whole, self.words.prepare(xs)], dim=1)
+
+    def keep(self, folder: Path) -> None:
+        """Write what a saved model needs beside its weights: the tokeniser, and which layers there are."""
+        self.tokenizer.save_pretrained(folder)
+        self.encoder.config.save_pretrained(folder)
 
     def lengths(self, tokens: Tensor) -> Tensor:  # (n,)
         """How many tokens every text has: batches of similar texts are faster."""
@@ -170,9 +179,7 @@ def _from_pretrained(kind: str, name: str, **options: Any) -> Any:
 
 def _pretrained(shape: TextEncoder) -> Any:
     dropout = {"hidden_dropout_prob": shape.dropout, "attention_probs_dropout_prob": shape.dropout}
-    encoder = _from_pretrained("AutoModel", shape.encoder, dtype=torch.float32, **dropout)
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None  # an extra layer for another task, without use here
+    encoder = _without_pooler(_from_pretrained("AutoModel", shape.encoder, dtype=torch.float32, **dropout))
     if shape.rate == 0:
         encoder.requires_grad_(False)
     elif shape.checkpointing:
@@ -181,16 +188,34 @@ def _pretrained(shape: TextEncoder) -> Any:
     return encoder
 
 
+def _with_layers_of(folder: Path) -> Any:
+    """An encoder with random weights, for those of a saved model."""
+    config = _from_pretrained("AutoConfig", str(folder))
+    return _without_pooler(_transformers().AutoModel.from_config(config, dtype=torch.float32))
+
+
+def _without_pooler(encoder: Any) -> Any:
+    """Without an extra layer that some have for another task."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    return encoder
+
+
+def _stamped(name: str) -> tuple[str, tuple[Any, ...]]:
+    """With what changes when a folder's files do."""
+    files = sorted(Path(name).iterdir()) if Path(name).is_dir() else []
+    return name, tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+
+
 @lru_cache(maxsize=4)
-def _tokenizer(name: str) -> Any:
+def _tokenizer(name: str, stamp: tuple[Any, ...]) -> Any:
     tokenizer = _from_pretrained("AutoTokenizer", name)
     tokenizer.padding_side = "right"  # whatever it was: texts begin at the first place here
     return tokenizer
 
 
 @lru_cache(maxsize=8)
-def _tokenized(name: str, max_length: int, texts: tuple[str, ...]) -> Tensor:  # (n, longest of them)
-    tokenizer = _tokenizer(name)
+def _tokenized(tokenizer: Any, max_length: int, texts: tuple[str, ...]) -> Tensor:  # (n, longest of them)
     encoded = tokenizer(list(texts), truncation=True, max_length=max_length + 1, padding=True, return_tensors="np")
     ids, there = encoded["input_ids"], encoded["attention_mask"] > 0
     unknown = (there & (ids == tokenizer.unk_token_id)).sum(axis=1) > (there.sum(axis=1) - 2) / 2

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dsokr.basis import Rule, SketchedBasis, check_rule
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
-from dsokr.errors import InputError, ModelFolderError
+from dsokr.errors import ModelFolderError, require_k
 from dsokr.estimator import DSOKR
 from dsokr.kernels import Kernel
 from dsokr.networks import NetworkFactory
@@ -166,8 +166,7 @@ class Predictor:
 
         Without candidates, of the known outputs.
         """
-        if k < 1:
-            raise InputError(f"k must be at least 1. Got {k}.")
+        k = require_k(k)
         if rule is not None:
             check_rule(rule)
         return self.among(candidates).top(self.coefficients(inputs), k, rule or self.rule)
@@ -191,16 +190,18 @@ class Predictor:
         return [self.output.formatted(value) for value in found.outputs], found.scores
 
     def save(self, folder: str | Path) -> None:
-        """Write what :meth:`DSOKR.save` writes, ``task.json`` and ``candidates.csv``, the known outputs."""
-        folder = Path(folder)
+        """Write what :meth:`DSOKR.save` does, ``task.json`` and ``candidates.csv``, the known outputs, all at once."""
+
+        def further(draft: Path) -> None:
+            tables.write(draft / "candidates.csv", ["output"], ([cell] for cell in self.known))
+            self.save_facts(draft)
+
         try:
-            self.model.save(folder)
+            self.model.save(folder, further)
         except (OSError, SafetensorError) as error:
             raise ModelFolderError(
                 f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}."
             ) from error
-        tables.write(folder / "candidates.csv", ["output"], ([cell] for cell in self.known))
-        self.save_facts(folder)
 
     def save_facts(self, folder: str | Path) -> None:
         """Write ``task.json`` alone, again: what is known about the model has changed, the model has not."""
