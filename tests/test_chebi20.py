@@ -4,6 +4,7 @@ import gzip
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -317,6 +318,27 @@ def test_models_of_several_encoders_answer_together(tmp_path, data):
     assert row["encoder"] == "first & second" and row["members"] == ["first: a", "second: b"]
     assert row["metrics"]["hits@1"] > 0.95
     assert chebi20_report.table(tmp_path)[-1]["models"] == 2
+
+
+def test_answers_that_could_not_be_kept_are_not_there(tmp_path, data, monkeypatch):
+    """A file that is there counts as finished."""
+    task = methods.Task(data, methods.views(data.molecules), "first", "first", torch.device("cpu"))
+    monkeypatch.setenv("DSOKR_KEPT", str(tmp_path / "elsewhere"))  # which once had a say
+    file = experiment.kept(tmp_path, experiment.QUICK, task, "a", 0)
+    assert file.parent == tmp_path / "kept"
+
+    def cut(tensors, path):
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    answers = methods.Answers(*torch.eye(4).double())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(methods, "save_file", cut)
+        answers.save(file)
+    assert list(file.parent.iterdir()) == []
+    answers.save(file)
+    again = methods.Answers.load(file, torch.device("cpu"))
+    assert torch.equal(torch.stack([again.val, again.test, again.molecules, again.diag]), torch.eye(4))
 
 
 @pytest.mark.slow  # a minute of RDKit where nothing is cached

@@ -1,5 +1,6 @@
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -327,3 +328,105 @@ def test_wrong_width_of_a_tensor():
     fitted = model(training=Training(epochs=1)).fit(torch.as_tensor(X), Y)
     with pytest.raises(InputError, match="X has 4 features, but DSOKR is expecting 5"):
         fitted.predict(torch.as_tensor(X[:, :4]))
+
+
+class Summed(nn.Module):
+    """A network that prepares sequences of any length itself."""
+
+    def __init__(self, p: int):
+        super().__init__()
+        self.last = nn.Linear(2, p)
+
+    def prepare(self, xs):
+        return torch.tensor([[float(len(x)), float(sum(x))] for x in xs])
+
+    def forward(self, inputs):
+        return self.last(inputs)
+
+
+@pytest.mark.parametrize(
+    ("network", "X"),
+    [
+        (networks.WordBag(width=4, hidden=()), np.array(["an acid", "an ester"] * 20)),
+        (networks.WordBag(width=4, hidden=()), np.array(["an acid", "an ester"] * 20, dtype=object)),
+        (Summed, [[1, 2], [3], [4, 5, 6], [7]] * 10),
+        (Summed, [np.arange(i % 4 + 1) for i in range(40)]),
+        (lambda p: nn.Linear(5, p).double(), np.random.default_rng(0).normal(size=(40, 5))),
+        (networks.MLP((4,)), np.random.default_rng(0).normal(size=(40, 5))[::-1, ::-1]),
+        (networks.MLP((4,)), torch.ones(40, 5, requires_grad=True)),
+    ],
+    ids=["texts", "objects", "lists", "arrays", "double", "backwards", "with gradients"],
+)
+def test_inputs_that_networks_read(network, X):
+    fitted = model(network=network, training=Training(epochs=1)).fit(X, label_sets(40)[1])
+    assert fitted.predict(X[:3]).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("network", "X", "message"),
+    [
+        (networks.MLP(), torch.ones(40, 5, dtype=torch.long), r"cannot read int64 inputs of shape \(2, 5\): mat1"),
+        (networks.MLP(), torch.ones(40), r"cannot read float32 inputs of shape \(2,\): Dimension"),
+        (lambda p: nn.LSTM(5, p), np.ones((40, 5)), r"must map 2 inputs to shape \(2, p=\d+\). Got tuple"),
+        (networks.WordBag(), [], "X is empty: at least one input is needed"),
+    ],
+)
+def test_inputs_that_networks_do_not_read(network, X, message):
+    with pytest.raises(InputError, match=message):
+        model(network=network).fit(X, label_sets(40)[1])
+
+
+def test_texts_are_no_tensor():
+    texts = model(network=networks.WordBag(width=4), training=Training(epochs=1)).fit(
+        ["a", "b"] * 20, label_sets(40)[1]
+    )
+    with pytest.raises(InputError, match="X has 2 features, but DSOKR is expecting no array"):
+        texts.predict(torch.ones(3, 2))
+
+
+def test_coefficients_can_be_built_upon():
+    X, Y = label_sets(40)
+    z = model(training=Training(epochs=1)).fit(X, Y).coefficients(X)
+    weights = torch.ones(z.shape[1], requires_grad=True)
+    (z @ weights).sum().backward()
+    torch.testing.assert_close(weights.grad, z.sum(dim=0))
+
+
+def test_parameters_set_after_fit_are_for_the_next_fit(tmp_path):
+    X, Y = label_sets(60)[0], vectors(60)
+    fitted = model(kernel=kernels.Gaussian(0.1), training=Training(epochs=2)).fit(X, Y)
+    said, score = fitted.predict(X), fitted.score(X, Y)
+    fitted.set_params(kernel=kernels.Gaussian(50.0))
+    assert fitted.score(X, Y) == score
+    fitted.save(tmp_path / "model")
+    again = DSOKR.load(tmp_path / "model")
+    assert (again.predict(X) == said).all() and again.kernel == kernels.Gaussian(0.1)
+
+
+def test_a_loaded_model_knows_its_columns_and_its_sketch(tmp_path):
+    X, Y = label_sets(40)
+    fitted = model(sketch=sketches.SubSample(5, probabilities=np.arange(1.0, 41)), training=Training(epochs=1)).fit(
+        X, Y
+    )
+    fitted.feature_names_in_ = np.array(list("abcde"), dtype=object)  # as scikit-learn has them of a table
+    fitted.save(tmp_path / "model")
+    again = DSOKR.load(tmp_path / "model")
+    assert again.feature_names_in_.tolist() == list("abcde")
+    assert again.sketch.probabilities == tuple(np.arange(1.0, 41).tolist())
+    again.set_params(network=Summed).fit([[1], [2, 3]] * 20, Y)
+    assert not hasattr(again, "feature_names_in_") and not hasattr(again, "n_features_in_")
+
+
+def test_fits_in_threads_are_as_if_alone():
+    X, Y = label_sets(80)
+    state = torch.get_rng_state()
+
+    def said(seed: int) -> torch.Tensor:
+        network = networks.MLP((16,), dropout=0.2)
+        return model(network=network, training=Training(epochs=4), random_state=seed).fit(X, Y).coefficients(X)
+
+    alone = [said(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(said, range(4)))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -14,12 +14,15 @@ from dsokr.data import scenes
 from dsokr.data.synthetic import LeastSquares
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.estimator import DSOKR
-from dsokr.experiments import demo, synthetic
+from dsokr.experiments import demo, own_outputs, synthetic
+from dsokr.experiments.reproduce import EXPERIMENTS, Asked
 from dsokr.experiments.results import Results, read_rows
 from dsokr.html import Report
+from dsokr.locks import sole_writer
 from dsokr.losses import Squared
 from dsokr.metrics import edit_distance
 from dsokr.networks import MLP
+from dsokr.plotting import pyplot, saved
 from dsokr.training import Pairs, Training, train
 
 CPU = torch.device("cpu")
@@ -104,9 +107,43 @@ def test_results_survive_a_line_cut_short(tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["metrics"]["mse"] for row in rows] == [1.0, 2.0]
     assert {"hardware", "commit", "date"} <= set(rows[0])
-    path.write_text("not json\n{}\n")
-    with pytest.raises(InputError, match="line 1, is not JSON"):
+    path.write_text("{}\nnot json\n")
+    with pytest.raises(InputError, match="line 2, is not JSON"):
         read_rows(path)
+
+
+def test_reading_results_writes_nothing(tmp_path):
+    """A report beside a running experiment sees a line before it is whole."""
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"seed": 0}\n{"seed": 1, "metr')
+    assert read_rows(path) == Results(path).rows == [{"seed": 0}]
+    assert path.read_text() == '{"seed": 0}\n{"seed": 1, "metr'
+
+
+def test_a_line_cut_short_is_all_that_is_replaced(tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"seed": 0}\n{"seed": 1}')  # not even its end was written
+    results = Results(path)
+    assert results.add({"seed": 1}, {"metrics": {"mse": 2.0}})["metrics"] == {"mse": 2.0}
+    assert results.add({"seed": 1}, {"metrics": {"mse": 3.0}})["metrics"] == {"mse": 2.0}  # known already
+    assert [row.get("metrics") for row in read_rows(path)] == [None, {"mse": 2.0}]
+
+
+def test_an_experiment_has_one_writer(tmp_path):
+    asked = Asked("quick", tmp_path, None, None, CPU, lambda line: None)
+    said = "vectors-quick is being written by another `dsokr reproduce`"
+    with sole_writer(asked.folder("vectors"), "dsokr reproduce"), pytest.raises(InputError, match=said):
+        EXPERIMENTS["vectors"](asked)
+
+
+def test_figures_are_closed(tmp_path):
+    plt = pyplot()
+    before = plt.get_fignums()
+    own_outputs.check_picture(tmp_path / "f.png")
+    with pytest.raises(InputError, match="must be one of"):
+        own_outputs.check_picture(tmp_path / "f.docx")
+    assert saved(plt.figure(), tmp_path / "new" / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert plt.get_fignums() == before
 
 
 def test_scenes_are_seeded_and_plain():

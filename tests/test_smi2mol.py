@@ -5,6 +5,8 @@ import hashlib
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from dsokr import sketches
 from dsokr.data import files, molecules, smi2mol
 from dsokr.errors import InputError
 from dsokr.experiments import smi2mol as study
+from dsokr.experiments import smi2mol_baselines
 from dsokr.experiments import smi2mol_report as report
+from dsokr.experiments.results import read_rows
 from dsokr.graphs import GraphBatch
 from dsokr.networks import CharTransformer
 from real_data import real_data
@@ -179,9 +183,31 @@ def test_a_second_run_computes_nothing(results, generated, monkeypatch):
     monkeypatch.setattr(study, "smi2mol", lambda data, number: generated)
     monkeypatch.setattr(study, "_estimator", lambda *a: pytest.fail("trained again"))
     monkeypatch.setattr(study.Perfect, "of", lambda *a: pytest.fail("embedded again"))
-    refused = tuple(partial(b.func, None) for b in TINY.baselines)  # called with (split, number) they would fail
-    study.run(replace(TINY, baselines=refused), results, None, torch.device("cpu"), say=lambda line: None)
+    monkeypatch.setattr(smi2mol_baselines, "SISOKR", lambda *a, **k: pytest.fail("fitted again"))
+    study.run(TINY, results, None, torch.device("cpu"), say=lambda line: None)
     assert {path.name: path.read_text() for path in results.glob("*.jsonl")} == before
+
+
+def test_a_baseline_with_other_parameters_is_another_one(generated, tmp_path):
+    for size in (20, 30, 20):
+        baseline = partial(study.sisokr, input_size=40, size=size, regularizations=(1e-4,))
+        study.compare_with(TINY, baseline, generated, 0, tmp_path, say=lambda line: None)
+    assert [row["m"] for row in read_rows(tmp_path / "baselines.jsonl")] == [20, 30]
+
+
+def test_the_published_study_is_done(tmp_path, monkeypatch):
+    """Whatever changes here must not ask for the baselines of results/smi2mol again: they took hours."""
+    published = Path(__file__).parents[1] / "results" / "smi2mol" / "baselines.jsonl"
+    (tmp_path / "baselines.jsonl").write_bytes(published.read_bytes())
+    for name in ("SISOKR", "ILEFGW", "NNBaryFGW"):
+        monkeypatch.setattr(smi2mol_baselines, name, lambda *a, **k: pytest.fail("computed again"))
+    pair = made_pairs(["C"], molecules.generate(1, seed=0))
+    sizes = (131_382, 500, 2_000)  # of QM9's parts, with one molecule in place of all
+    split = module.SMI2Mol(*(pair.rows(np.zeros(size, dtype=int)) for size in sizes))
+    for number, baseline in product(study.FULL.splits, study.FULL.baselines):
+        study.compare_with(study.FULL, baseline, split, number, tmp_path, say=pytest.fail)
+    assert [file.name for file in tmp_path.iterdir()] == ["baselines.jsonl"]
+    assert (tmp_path / "baselines.jsonl").read_bytes() == published.read_bytes()
 
 
 def test_pages_are_drawn(results, tmp_path):

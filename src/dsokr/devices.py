@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import torch
 
 from dsokr.errors import InputError
+
+_RANDOM = RLock()  # torch's global generators are one for all threads: whoever seeds them has them alone
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -35,6 +38,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
 def seeded(seed: int) -> Iterator[None]:
     """A block in which torch's global generators start from the seed; before and after, their state is the same.
 
+    Other threads wait with blocks of their own, so that each is as if it were alone.
+
     >>> with seeded(0):
     ...     a = torch.rand(1)
     >>> with seeded(0):
@@ -42,6 +47,6 @@ def seeded(seed: int) -> Iterator[None]:
     True
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(list(devices)):
+    with _RANDOM, torch.random.fork_rng(list(devices)):
         torch.manual_seed(seed)
         yield

@@ -148,7 +148,7 @@ def combined(
         return reduce(torch.maximum, scores)
     if combine == "mean rank":
         scores = [-all_ranks(s).to(s.dtype) for s in scores]
-    shares = torch.ones(len(scores)) if weights is None else torch.tensor(weights, dtype=torch.float32)
+    shares = torch.tensor([1.0] * len(scores) if weights is None else weights, dtype=torch.float64)
     return reduce(torch.add, (share * s for share, s in zip((shares / shares.sum()).tolist(), scores, strict=True)))
 
 

@@ -156,7 +156,7 @@ class DSOKR(BaseEstimator):
         return self._embedded(candidates).top(z, k, self.decoder_.scoring_rule())
 
     def predict(self, X: Any) -> Outputs:
-        """One output per input, in the form in which ``fit`` got them."""
+        """One output per input, in the form in which ``fit`` got them (an array for a table, CSR for sparse rows)."""
         z = self.coefficients(X)
         return self.decoder_.decode(self.basis_, z, self.known_).outputs
 
@@ -167,8 +167,9 @@ class DSOKR(BaseEstimator):
         """
         Y = as_outputs(Y)
         predicted = self.predict(X)
-        unexplained = self._kernel_loss(predicted, Y).sum().item()
-        total = _scatter(self.kernel, Y)
+        kernel = self.basis_.kernel
+        unexplained = _distances(kernel, predicted, Y).sum().item()
+        total = _scatter(kernel, Y)
         if total <= 0:
             return float(unexplained <= 0)
         return 1 - unexplained / total
@@ -183,14 +184,16 @@ class DSOKR(BaseEstimator):
         tensors["basis.projection"] = self.basis_.projection
         if self.basis_.weights is not None:
             tensors["basis.weights"] = self.basis_.weights
+        parameters = self.get_params(deep=False) | {"kernel": self.basis_.kernel}  # the one it was fitted with
         config = {
-            "parameters": {name: describe(value) for name, value in self.get_params(deep=False).items()},
+            "parameters": {name: describe(value) for name, value in parameters.items()},
             "decoder": describe(self.decoder_),
             "own_candidates": getattr(self.decoder, "outputs", None) is not None,
             "anchors": pack_outputs(self.basis_.anchors, "anchors", tensors),
             "known": pack_outputs(self.known_.outputs, "known", tensors),
             "history": {"rows": self.history_.rows, "best_epoch": self.history_.best_epoch},
             "n_features_in": getattr(self, "n_features_in_", None),
+            "feature_names_in": getattr(self, "feature_names_in_", np.array([])).tolist(),
         }
 
         def beside(draft: Path) -> None:
@@ -241,6 +244,8 @@ class DSOKR(BaseEstimator):
         model.decoder_, model.history_ = decoder, History(**config["history"])
         if config["n_features_in"] is not None:
             model.n_features_in_ = config["n_features_in"]
+        if config["feature_names_in"]:
+            model.feature_names_in_ = np.array(config["feature_names_in"], dtype=object)
         return model
 
     def __sklearn_tags__(self) -> Tags:
@@ -272,16 +277,22 @@ class DSOKR(BaseEstimator):
         return X, Y
 
     def _check_inputs(self, X: Any, reset: bool) -> Any:
-        """Arrays are checked as scikit-learn does, tensors for NaN; lists of objects are the network's affair."""
+        """Arrays are checked as scikit-learn does, tensors for NaN; other collections are the network's affair."""
+        if reset:
+            for name in ("n_features_in_", "feature_names_in_"):
+                self.__dict__.pop(name, None)
         if isinstance(X, Tensor):
             if X.is_floating_point() and not torch.isfinite(X).all():
                 raise InputError("X must be finite. Got NaN or inf.")
             if reset:
                 self.n_features_in_ = X.shape[1] if X.ndim > 1 else 1
-            elif X.ndim > 1 and X.shape[1] != self.n_features_in_:
-                raise InputError(f"X has {X.shape[1]} features, but DSOKR is expecting {self.n_features_in_} as input.")
+            elif X.ndim > 1 and X.shape[1] != getattr(self, "n_features_in_", None):
+                expected = getattr(self, "n_features_in_", "no array")
+                raise InputError(f"X has {X.shape[1]} features, but DSOKR is expecting {expected} as input.")
             return X
-        if isinstance(X, list | tuple) and len(X) and not isinstance(X[0], int | float | np.ndarray | list | tuple):
+        if _is_raw(X):
+            if not len(X):
+                raise InputError("X is empty: at least one input is needed.")
             return list(X)
         if sp.issparse(X):
             raise InputError("Sparse X is not supported: networks take dense inputs. Pass X.toarray().")
@@ -329,19 +340,33 @@ class DSOKR(BaseEstimator):
         if places is not None:
             return known.ranks(z, places, decoder.scoring_rule()).reciprocal().mean().item()
         predicted = decoder.decode(basis, z, known).outputs
-        return float(monitor(predicted, Y)) if callable(monitor) else -self._kernel_loss(predicted, Y).mean().item()
+        if callable(monitor):
+            return float(monitor(predicted, Y))
+        return -_distances(self.kernel, predicted, Y).mean().item()
 
     def _truth(self, known: EmbeddedOutputs, validation: Any) -> tuple[Outputs, Tensor | None]:
         """The validation outputs and, if their ranks are watched, where they stand among the candidates."""
         Y = None if validation is None else validation[1]
         return Y, positions(Y, known.outputs) if self.training.monitor == "mrr" else None
 
-    def _kernel_loss(self, a: Outputs, b: Outputs) -> Tensor:  # (n,)
-        """Δ(a_i, b_i) = ‖ψ(a_i) − ψ(b_i)‖²."""
-        return self.kernel.diag(a) - 2 * self.kernel.paired(a, b) + self.kernel.diag(b)
-
     def _embedded(self, candidates: Outputs | None) -> EmbeddedOutputs:
         return self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)
+
+
+def _is_raw(X: Any) -> bool:
+    """Whether inputs are no table of numbers: strings, objects, rows of different lengths. Networks prepare these."""
+    if hasattr(X, "dtype") and getattr(X, "ndim", None) == 1:  # an array, or a column of a table
+        return getattr(X.dtype, "kind", "O") in "OUST"
+    if not isinstance(X, list | tuple):
+        return False
+    if not len(X) or not isinstance(X[0], int | float | np.ndarray | list | tuple):
+        return True
+    return len({len(x) for x in X if isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.ndim)}) > 1
+
+
+def _distances(kernel: Kernel, a: Outputs, b: Outputs) -> Tensor:  # (n,)
+    """Δ(a_i, b_i) = ‖ψ(a_i) − ψ(b_i)‖²."""
+    return kernel.diag(a) - 2 * kernel.paired(a, b) + kernel.diag(b)
 
 
 def _scatter(kernel: Kernel, ys: Outputs) -> float:

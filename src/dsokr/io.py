@@ -48,6 +48,8 @@ def describe(part: Any) -> Any:
         return part
     if isinstance(part, np.generic):
         return part.item()
+    if isinstance(part, np.ndarray | Tensor):
+        return part.tolist()
     if isinstance(part, list | tuple):
         return [describe(item) for item in part]
     if isinstance(part, Mapping):

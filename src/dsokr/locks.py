@@ -52,7 +52,7 @@ def _locked(file: Path, folder: Path, command: str) -> IO[str]:
                 lock.seek(0)
                 raise InputError(
                     f"{folder} is being written by another `{command}` (process {lock.read() or 'unknown'}). "
-                    "Wait for its end, or choose another --out."
+                    "Wait for its end, or choose another folder."
                 )
             if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
                 opened.pop_all()

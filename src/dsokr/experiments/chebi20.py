@@ -10,7 +10,6 @@ count as half; values under the two other conventions stand beside. The pretrain
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -290,7 +289,7 @@ def compare_sizes(study: Study, task: Task, folder: Path, say: Say) -> None:
             z = embedding[truth.to(task.device)]
             for row in (row for row in rows if row["m"] == m):
                 found = retrieval_of(places(partial(scored, z, embedding, diag, row["rule"]), truth))
-                results.record(row, lambda found=found: {"metrics": found})  # type: ignore[misc] # a constant
+                results.add(row, {"metrics": found})
             say(f"Perfect h, {name}, {drawn}, m = {m}: MRR {_best_mrr(results, rows, m):.3f}")
 
 
@@ -348,7 +347,7 @@ def kept(folder: Path, study: Study, task: Task, method: str, seed: int, encoder
     """Where the answers of a model are kept for ensembles; not part of the results."""
     trained = f"{len(task.data.train.texts)} texts, {study.training.epochs} epochs"
     file = f"{encoder or task.encoder}, {trained}, {method}-{seed}.safetensors"
-    return Path(os.environ.get("DSOKR_KEPT") or folder / "kept") / file
+    return folder / "kept" / file
 
 
 def train_and_test(study: Study, method: Method, task: Task, rate: float, seed: int, folder: Path, say: Say) -> None:
@@ -372,7 +371,7 @@ def train_and_test(study: Study, method: Method, task: Task, rate: float, seed: 
         answers.save(file)
     rule, scorer = settled(answers, task)
     metrics = measured(scorer, task) | {"best_epoch": answers.best_epoch}
-    results.record(row, lambda: {"chosen": {"rule": rule}, "metrics": metrics, "seconds": seconds})
+    results.add(row, {"chosen": {"rule": rule}, "metrics": metrics, "seconds": seconds})
     say(_told(f"{method.name}, {len(task.data.train.texts)} texts, seed {seed}", metrics, seconds["training"]))
 
 
@@ -387,7 +386,7 @@ def measure_sisokr(study: Study, task: Task, seed: int, folder: Path, say: Say) 
     seconds = {"training": time.perf_counter() - start}
     rule, scorer = settled(answers, task)
     metrics = measured(scorer, task)
-    results.record(row, lambda: {"chosen": chosen | {"rule": rule}, "metrics": metrics, "seconds": seconds})
+    results.add(row, {"chosen": chosen | {"rule": rule}, "metrics": metrics, "seconds": seconds})
     say(_told(f"SISOKR, seed {seed}", metrics, seconds["training"]))
 
 
@@ -417,7 +416,7 @@ def measure_ensemble(study: Study, ensemble: Together, task: Task, folder: Path,
     best = ways[int(np.argmax(on_val))]
     metrics = measured(partial(together, *best), task)
     chosen = {"combine": best[0], "standardize": best[1]}
-    results.record(row, lambda: {"chosen": chosen, "metrics": metrics})
+    results.add(row, {"chosen": chosen, "metrics": metrics})
     say(_told(f"{ensemble.name} by {best[0]}{' of standardized scores' if best[1] else ''}", metrics))
 
 

@@ -28,6 +28,7 @@ from dsokr.metrics import ranks, retrieval_of
 from dsokr.networks import TextEncoder, WordBag
 from dsokr.outputs import ViewBatch
 from dsokr.training import Training
+from dsokr.writing import drafted
 
 WORDS = "bag of words"  # in place of an encoder: nothing is pretrained
 AND_WORDS = f" + {WORDS}"  # after an encoder's name: both, added up
@@ -104,9 +105,9 @@ class Answers:
     best_epoch: int = 0
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: getattr(self, name).float().cpu() for name in ("val", "test", "molecules", "diag")}
-        save_file(tensors | {"best_epoch": torch.tensor(self.best_epoch)}, str(path))
+        with drafted(path) as draft:
+            save_file(tensors | {"best_epoch": torch.tensor(self.best_epoch)}, str(draft))
 
     @staticmethod
     def load(path: Path, device: torch.device) -> Answers:

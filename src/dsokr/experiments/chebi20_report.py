@@ -9,7 +9,7 @@ from typing import Any
 from dsokr.experiments.chebi20 import ENSEMBLES, JOINT_ENSEMBLES
 from dsokr.experiments.chebi20_methods import PAPERS_KERNELS
 from dsokr.experiments.results import Row, markdown_table, read_rows
-from dsokr.plotting import pyplot
+from dsokr.plotting import pyplot, saved
 
 SINGLES = (  # in the table's order
     "SISOKR",
@@ -150,7 +150,4 @@ def figure(folder: Path, image: Path) -> Path:
         axis.set(ylim=(0.9, 1) if name == "ours" else (0, 1.02), ylabel="MRR of Perfect h")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
-    image.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(image, dpi=110)
-    plt.close(fig)
-    return image
+    return saved(fig, image, dpi=110)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsokr.experiments.label_ranking import RECIPES, table
 from dsokr.experiments.results import Row, markdown_table, read_rows
-from dsokr.plotting import pyplot
+from dsokr.plotting import pyplot, saved
 
 GOALS = {  # of Kendall's τ, set before the study
     "authorship": 0.94,
@@ -61,15 +61,14 @@ def markdown(rows: list[Row]) -> str:
     """The table for a page, with the goals on top and the best value of every data set in bold."""
     names = datasets(rows)
     best = {dataset: max(row["taus"][dataset][0] for row in rows if dataset in row["taus"]) for dataset in names}
-    lines = [f"| {' | '.join(header(rows))} |", "|" + "---|" * (1 + len(names))]
-    lines.append(f"| goal | {' | '.join(f'{GOALS[d]:.2f}' if d in GOALS else '–' for d in names)} |")
+    lines = [["goal", *(f"{GOALS[dataset]:.2f}" if dataset in GOALS else "–" for dataset in names)]]
     for row in rows:
         model, *values = cells(row, names)
         for i, dataset in enumerate(names):
             if row["taus"].get(dataset, (None,))[0] == best[dataset]:
                 values[i] = f"**{values[i]}**"
-        lines.append(f"| {model} | {' | '.join(values)} |")
-    return "\n".join(lines)
+        lines.append([model, *values])
+    return markdown_table(header(rows), lines)
 
 
 def chosen(folder: Path, names: list[str]) -> str:
@@ -107,7 +106,4 @@ def figure(folder: Path, image: Path) -> Path:
             axes.hlines(GOALS[dataset], j - 0.45, j + 0.45, color="black", linestyle=":")
     axes.set(xticks=range(len(names)), xticklabels=names, ylabel="Kendall's τ", ylim=(0, 1.02))
     axes.legend(frameon=False, ncols=len(rows), loc="upper center", bbox_to_anchor=(0.5, 1.16))
-    image.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(image, dpi=150)
-    plt.close(fig)
-    return image
+    return saved(fig, image)

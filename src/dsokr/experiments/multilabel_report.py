@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsokr.experiments.multilabel import table
-from dsokr.experiments.results import Row
-from dsokr.plotting import pyplot
+from dsokr.experiments.results import Row, markdown_table
+from dsokr.plotting import pyplot, saved
 
 HEADER = ["data", "model", "F1 on test", "exact", "F1 on validation", "runs"]
 ACROSS = 3  # panels of the figure
@@ -23,8 +23,7 @@ def cells(row: Row) -> list[str]:
 
 def markdown(rows: list[Row]) -> str:
     """The table for a page, of one data set."""
-    lines = [f"| {' | '.join(HEADER[1:])} |", "|" + "---|" * (len(HEADER) - 1)]
-    return "\n".join(lines + [f"| {' | '.join(cells(row)[1:])} |" for row in rows])
+    return markdown_table(HEADER[1:], (cells(row)[1:] for row in rows))
 
 
 def figure(folder: Path, image: Path) -> Path:
@@ -45,7 +44,4 @@ def figure(folder: Path, image: Path) -> Path:
         axes.grid(axis="x", alpha=0.3)
         axes.margins(y=0.3)
         axes.tick_params(axis="y", labelsize=7)
-    image.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(image, dpi=150)
-    plt.close(fig)
-    return image
+    return saved(fig, image)

@@ -65,7 +65,10 @@ def _is_number(cell: str) -> bool:
 
 def check_picture(path: Path) -> None:
     """Whether a picture can be written there, asked before any work is done."""
-    known = pyplot().gcf().canvas.get_supported_filetypes()
+    plots = pyplot()
+    figure = plots.figure()
+    known = figure.canvas.get_supported_filetypes()
+    plots.close(figure)
     if path.suffix.removeprefix(".") not in known:
         raise InputError(f"{path}: a picture must be one of {', '.join(sorted(known))}.")
     if not path.parent.is_dir():

@@ -24,8 +24,11 @@ from dsokr.experiments import (
     vectors,
 )
 from dsokr.experiments.results import Row
+from dsokr.locks import sole_writer
 
 Size = Literal["full", "reduced", "quick"]
+
+COMMAND = "dsokr reproduce"
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class Reproduced:
 def synthetic_study(asked: Asked) -> Reproduced:
     folder = asked.folder("synthetic")
     study = asked.study({"full": synthetic.FULL, "reduced": synthetic.REDUCED, "quick": synthetic.QUICK})
-    synthetic.run(study, folder, asked.device, asked.say)
+    with sole_writer(folder, COMMAND):
+        synthetic.run(study, folder, asked.device, asked.say)
     rows = synthetic.table(folder)
     header = ["model", "p", "parameters", "test MSE", "beyond NN", "Perfect h MSE"]
     cells = [
@@ -80,7 +84,8 @@ def synthetic_study(asked: Asked) -> Reproduced:
 def smi2mol_study(asked: Asked) -> Reproduced:
     folder = asked.folder("smi2mol")
     study = asked.study({"full": smi2mol.FULL, "reduced": smi2mol.REDUCED, "quick": smi2mol.QUICK})
-    smi2mol.run(study, folder, asked.data, asked.device, asked.say)
+    with sole_writer(folder, COMMAND):
+        smi2mol.run(study, folder, asked.data, asked.device, asked.say)
     rows = smi2mol_report.table(folder)
     figure = smi2mol_report.figure(folder, asked.figure or folder / "figure.png")
     return Reproduced(rows, smi2mol_report.HEADER, [smi2mol_report.cells(row) for row in rows], figure)
@@ -89,7 +94,8 @@ def smi2mol_study(asked: Asked) -> Reproduced:
 def chebi20_study(asked: Asked) -> Reproduced:
     folder = asked.folder("chebi20")
     study = asked.study({"full": chebi20.FULL, "reduced": chebi20.REDUCED, "quick": chebi20.QUICK})
-    chebi20.run(study, folder, asked.data, asked.device, asked.say)
+    with sole_writer(folder, COMMAND):
+        chebi20.run(study, folder, asked.data, asked.device, asked.say)
     rows = chebi20_report.table(folder)
     figure = chebi20_report.figure(folder, asked.figure or folder / "figure.png")
     return Reproduced(rows, chebi20_report.HEADER, [chebi20_report.cells(row) for row in rows], figure)
@@ -98,9 +104,10 @@ def chebi20_study(asked: Asked) -> Reproduced:
 def label_ranking_study(asked: Asked) -> Reproduced:
     folder = asked.folder("label_ranking")
     study = asked.study({"full": label_ranking.FULL, "reduced": label_ranking.REDUCED, "quick": label_ranking.QUICK})
-    label_ranking.run(study, folder, asked.data, asked.say)
-    if asked.size == "full":
-        label_ranking.run(label_ranking.SUSHI, folder, asked.data, asked.say)
+    with sole_writer(folder, COMMAND):
+        label_ranking.run(study, folder, asked.data, asked.say)
+        if asked.size == "full":
+            label_ranking.run(label_ranking.SUSHI, folder, asked.data, asked.say)
     rows = label_ranking_report.wide(folder)
     names = label_ranking_report.datasets(rows)
     figure = label_ranking_report.figure(folder, asked.figure or folder / "figure.png")
@@ -111,7 +118,8 @@ def label_ranking_study(asked: Asked) -> Reproduced:
 def multilabel_study(asked: Asked) -> Reproduced:
     folder = asked.folder("multilabel")
     study = asked.study({"full": multilabel.FULL, "reduced": multilabel.REDUCED, "quick": multilabel.QUICK})
-    multilabel.run(study, folder, asked.data, asked.say)
+    with sole_writer(folder, COMMAND):
+        multilabel.run(study, folder, asked.data, asked.say)
     rows = multilabel.table(folder)
     figure = multilabel_report.figure(folder, asked.figure or folder / "figure.png")
     return Reproduced(rows, multilabel_report.HEADER, [multilabel_report.cells(row) for row in rows], figure)
@@ -120,7 +128,8 @@ def multilabel_study(asked: Asked) -> Reproduced:
 def strings_study(asked: Asked) -> Reproduced:
     folder = asked.folder("strings")
     study = asked.study({"full": strings.FULL, "reduced": strings.REDUCED, "quick": strings.QUICK})
-    strings.run(study, folder, asked.data, asked.say)
+    with sole_writer(folder, COMMAND):
+        strings.run(study, folder, asked.data, asked.say)
     rows = strings_report.table(folder)
     figure = strings_report.figure(folder, asked.figure or folder / "figure.png")
     return Reproduced(rows, strings_report.HEADER, [strings_report.cells(row) for row in rows], figure)
@@ -129,7 +138,8 @@ def strings_study(asked: Asked) -> Reproduced:
 def vectors_study(asked: Asked) -> Reproduced:
     folder = asked.folder("vectors")
     study = asked.study({"full": vectors.FULL, "reduced": vectors.REDUCED, "quick": vectors.QUICK})
-    vectors.run(study, folder, asked.say)
+    with sole_writer(folder, COMMAND):
+        vectors.run(study, folder, asked.say)
     rows = vectors.table(folder)
     figure = vectors.figure(folder, asked.figure or folder / "figure.png")
     return Reproduced(rows, vectors.HEADER, [vectors.cells(row) for row in rows], figure)

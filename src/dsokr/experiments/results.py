@@ -54,24 +54,36 @@ class Results:
         row = self.find(asked)
         if row is None:
             row = asked | measure() | {"hardware": hardware(), "commit": self.commit, "date": today()}
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            self._append(row)
             self.rows.append(row)
         return row
 
+    def add(self, asked: Row, measured: Row) -> Row:
+        """The same for what is measured already."""
+        return self.record(asked, lambda: measured)
+
+    def _append(self, row: Row) -> None:
+        """A line at the end, in place of one that an interruption cut short."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as file:
+            file.seek(0)
+            lines = file.read()
+            whole = lines.rfind(b"\n") + 1
+            if whole < len(lines):
+                file.truncate(whole)
+            file.write(json.dumps(row).encode() + b"\n")
+
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows of a file of results. A last line cut short by an interruption is dropped."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    """All rows of a file of results. A last line without its end, cut short or still being written, is passed over."""
     rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines):
-                raise InputError(f"{path}, line {number}, is not JSON: {error}.") from error
-            path.write_text("".join(lines[:-1]), encoding="utf-8")
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith("\n"):
+                try:
+                    rows.append(json.loads(line))
+                except ValueError as error:
+                    raise InputError(f"{path}, line {number}, is not JSON: {error}.") from error
     return rows
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dsokr.experiments.results import Row, markdown_table, read_rows
 from dsokr.experiments.smi2mol import PAPERS_KERNELS
 from dsokr.metrics import edit_distance
-from dsokr.plotting import pyplot
+from dsokr.plotting import pyplot, saved
 from dsokr.types import Graph
 
 METHODS = {  # how rows of results are named in the table, in its order
@@ -93,10 +93,7 @@ def figure(folder: Path, image: Path) -> Path:
         axes.grid(alpha=0.3)
     grid[0].set_ylabel("GED with edge labels")
     grid[0].legend(frameon=False)
-    image.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(image, dpi=150)
-    plt.close(fig)
-    return image
+    return saved(fig, image)
 
 
 def _is(row: Row, **wanted: Any) -> bool:

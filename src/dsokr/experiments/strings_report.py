@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 from dsokr.experiments.results import Row, markdown_table, read_rows
 from dsokr.experiments.strings import METHODS, PROTOCOLS
-from dsokr.plotting import pyplot
+from dsokr.plotting import pyplot, saved
 
 NAMES = {
     ("letters", "spelled"): "CNN, letter by letter",
@@ -82,7 +82,4 @@ def figure(folder: Path, image: Path) -> Path:
         values, deviations = zip(*(row["word_accuracy"] for row in mine), strict=True)
         axes.barh([row["model"] for row in mine], values, xerr=deviations, color="tab:blue")
         axes.set(title=protocol, xlabel="words right", xlim=(0, 1.05))
-    image.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(image, dpi=150)
-    plt.close(fig)
-    return image
+    return saved(fig, image)

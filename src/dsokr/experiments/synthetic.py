@@ -35,7 +35,7 @@ from dsokr.experiments.results import Results, Row, read_rows
 from dsokr.kernels import Linear
 from dsokr.losses import Squared
 from dsokr.networks import MLP
-from dsokr.plotting import pyplot
+from dsokr.plotting import pyplot, saved
 from dsokr.selection import leverage_scores
 from dsokr.training import Pairs, Training, train
 
@@ -106,7 +106,7 @@ def _replicate(
             if basis is not None:
                 perfect.record(asked | which | {"method": "perfect_h"}, partial(_perfect, basis, data))
         for row, measured in zip(rows, _trained(study, data, bases, seed, folder), strict=True):
-            models.record(row, lambda measured=measured: measured)  # type: ignore[misc] # a constant
+            models.add(row, measured)
     for row in rows:
         metrics = (models.find(row) or {})["metrics"]
         what = f"{row['sketch']}, p = {row['p']}" if "p" in row else "NN"
@@ -225,10 +225,7 @@ def figure(folder: Path, image: Path) -> Path:
     for axes in (centre, right):
         axes.axvline(leverage[0]["task"]["rank"], color="grey", linestyle=":", linewidth=1)
         axes.legend(frameon=False)
-    image.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(image, dpi=150)
-    plt.close(fig)
-    return image
+    return saved(fig, image)
 
 
 def _mean(rows: list[Row]) -> float:

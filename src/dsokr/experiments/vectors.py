@@ -26,7 +26,7 @@ from dsokr.estimator import DSOKR
 from dsokr.experiments.results import Results, Row, markdown_table, read_rows
 from dsokr.kernels import Gaussian, Kernel, Linear
 from dsokr.networks import MLP
-from dsokr.plotting import pyplot
+from dsokr.plotting import pyplot, saved
 from dsokr.sketches import SubSample
 from dsokr.training import Training
 
@@ -183,7 +183,4 @@ def figure(folder: Path, image: Path) -> Path:
     axes.barh([row["model"] for row in reversed(rows)], [row["mse"] for row in reversed(rows)], color="tab:blue")
     axes.axvline(read_rows(folder / "models.jsonl")[0]["task"]["noise"], color="grey", linestyle=":")
     axes.set(xscale="log", xlabel="test MSE (dotted: the noise alone)")
-    image.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(image, dpi=150)
-    plt.close(fig)
-    return image
+    return saved(fig, image)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dsokr.devices import seeded
-from dsokr.errors import InputError
+from dsokr.errors import DSOKRError, InputError
 from dsokr.outputs import take
 
 NetworkFactory = Callable[[int], nn.Module]
@@ -113,7 +113,7 @@ class Standardized(nn.Module):
 
 
 def prepared(network: nn.Module, xs: Any) -> Tensor:
-    """Inputs as one tensor whose rows can be sliced into batches: by the network's own ``prepare``, or as float32."""
+    """Inputs as one tensor whose rows can be sliced into batches: by the network's own ``prepare``, or in its type."""
     if isinstance(network, Standardized):
         return prepared(network.network, xs)
     if isinstance(network, Prepares):
@@ -122,9 +122,11 @@ def prepared(network: nn.Module, xs: Any) -> Tensor:
         kind = type(xs[0]).__name__ if len(xs) else "nothing"
         name = type(network).__name__
         raise InputError(f"{name} takes arrays or tensors and has no prepare(xs). Got a list of {kind}.")
+    dtype = next((weight.dtype for weight in network.parameters() if weight.is_floating_point()), torch.float32)
     if isinstance(xs, Tensor):
-        return xs.to(torch.float32) if xs.is_floating_point() else xs  # whole numbers may be token ids
-    return torch.from_numpy(np.require(xs, np.float32, "W"))  # read-only memory is copied: no tensor may hold it
+        return xs.detach().to(dtype) if xs.is_floating_point() else xs  # whole numbers may be token ids
+    numbers = np.require(xs, np.float32 if dtype != torch.float64 else np.float64, ["C", "W"])
+    return torch.from_numpy(numbers).to(dtype)  # read-only memory was copied: no tensor may hold it
 
 
 def lengths(network: nn.Module, inputs: Tensor) -> Tensor | None:  # (n,)
@@ -158,20 +160,31 @@ def built(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:
         if isinstance(network, Adapts):
             network.adapt(X)
         first = prepared(network, take(X, slice(2))).clone()  # a network may work in place
-        with torch.no_grad():
-            z = network.eval()(first)
-    if z.shape != (len(first), p):
-        raise InputError(
-            f"The network must map {len(first)} inputs to shape ({len(first)}, p={p}). Got {tuple(z.shape)}."
-        )
+        z = _tried(network.eval(), first)
+    if not isinstance(z, Tensor) or z.shape != (len(first), p):
+        got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
+        raise InputError(f"The network must map {len(first)} inputs to shape ({len(first)}, p={p}). Got {got}.")
     return network.train()
+
+
+def _tried(network: nn.Module, inputs: Tensor) -> Any:
+    """What the network makes of its first inputs; what it cannot read is said in one sentence."""
+    try:
+        with torch.no_grad():
+            return network(inputs)
+    except DSOKRError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        kind = str(inputs.dtype).removeprefix("torch.")
+        why = str(error).strip().split("\n")[0]
+        raise InputError(f"The network cannot read {kind} inputs of shape {tuple(inputs.shape)}: {why}") from error
 
 
 def outputs_of(network: nn.Module, inputs: Tensor) -> Tensor:  # (n, p) float32
     """What a trained network says, block by block, on the device it is on; inputs of similar length go together."""
     device = next(network.parameters()).device
     long = lengths(network, inputs)
-    with torch.inference_mode():
+    with torch.no_grad():
         if long is None:
             return torch.cat([network(block.to(device, copy=True)).float() for block in inputs.split(PREDICT_BLOCK)])
         order = long.argsort(stable=True)
