@@ -200,6 +200,14 @@ def test_damaged_folders_are_refused(folder, harm, message):
         DSOKR.load(folder)
 
 
+def test_folders_of_earlier_versions_are_read(folder):
+    """Without what was added to the format since."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["feature_names_in"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert torch.equal(DSOKR.load(folder).coefficients(X), fitted().coefficients(X))
+
+
 def test_too_little_memory_is_not_a_damaged_folder(folder, monkeypatch):
     def fail(*_):
         raise RuntimeError("CUDA out of memory")

@@ -244,7 +244,7 @@ class DSOKR(BaseEstimator):
         model.decoder_, model.history_ = decoder, History(**config["history"])
         if config["n_features_in"] is not None:
             model.n_features_in_ = config["n_features_in"]
-        if config["feature_names_in"]:
+        if config.get("feature_names_in"):  # not in folders of earlier versions
             model.feature_names_in_ = np.array(config["feature_names_in"], dtype=object)
         return model
 
