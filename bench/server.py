@@ -85,9 +85,8 @@ class Connection:
 
 
 def post(body: bytes, path: str = "/predict", method: str = "POST", headers: str = "") -> bytes:
-    head = (
-        f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    )
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n"
     return f"{head}{headers}\r\n".encode() + body
 
 
@@ -182,13 +181,13 @@ async def fuzz(port: int, dim: int, n: int) -> Counter[int]:
 async def oversized(port: int) -> Counter[int]:
     seen: Counter[int] = Counter()
     for size in (LIMIT + 1, 10 * LIMIT, 10**12):  # announced; at most a little is sent
-        head = f"POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Length: {size}\r\n\r\n".encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
         connection = Connection(port)
         seen[(await connection.ask(head + b"x" * 1000))[0]] += 1
         await connection.close()
     chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"  # not announced: refused once too much has come
     connection = Connection(port)
-    head = b"POST /predict HTTP/1.1\r\nHost: bench\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     seen[(await connection.ask(head + chunk * (LIMIT // 65536 + 2)))[0]] += 1
     await connection.close()
     return seen

@@ -4,7 +4,7 @@ import torch
 
 from dsokr import kernels, metrics, sketches
 from dsokr.basis import RULES, sketch_basis
-from dsokr.decoders import Candidates, EmbeddedOutputs
+from dsokr.decoders import Candidates, EmbeddedOutputs, scan
 from dsokr.errors import InputError
 from dsokr.outputs import distinct, take
 from implementations import DECODERS, Case, names, vectors
@@ -43,7 +43,7 @@ def test_top_k_is_exact_whatever_the_blocks(rule, keep, basis, generator, monkey
     z = torch.randn(45, basis.dim, generator=generator, dtype=torch.float64)
     expected = basis.score(z, ys, rule).topk(10)
     monkeypatch.setattr("dsokr.decoders.embedded.BLOCK", 17)
-    monkeypatch.setattr("dsokr.decoders.embedded.QUERY_BLOCK", 4)
+    monkeypatch.setattr("dsokr.decoders.scan.QUERIES", 4)
     ranking = EmbeddedOutputs(basis, ys, keep=keep).top(z, 10, rule)
     torch.testing.assert_close(ranking.scores, expected.values)
     assert torch.equal(ranking.indices, expected.indices)
@@ -165,7 +165,7 @@ def test_the_true_candidate_must_be_one():
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("unit", [1e-60, 1e-30, 1e-20, 1e20, 1e30, 1e39, 1e60])
-def test_outputs_in_any_unit(unit, rule):
+def test_outputs_in_any_unit(unit, rule, monkeypatch):
     """Single precision ends at 3e38: scores beyond it are no reason for wrong answers."""
     ys = vectors(300)
     plain, scaled = (
@@ -177,7 +177,9 @@ def test_outputs_in_any_unit(unit, rule):
         asked = ys + mistaken * vectors(301)[1:]
         expected, found = known.top(plain.embed(asked), 3, rule), other.top(scaled.embed(unit * asked), 3, rule)
         assert torch.equal(found.indices, expected.indices)
-        assert torch.equal(other._top_by_sorting(scaled.embed(unit * asked), 3, rule).indices, expected.indices)
+        with monkeypatch.context() as patch:
+            patch.setattr(scan, "_Rows", scan._SortedRows)
+            assert torch.equal(other.top(scaled.embed(unit * asked), 3, rule).indices, expected.indices)
 
 
 def test_coefficients_and_candidates_of_opposite_sizes():
@@ -190,7 +192,9 @@ def test_coefficients_and_candidates_of_opposite_sizes():
         assert torch.equal(known.top(z * small, 1, "cosine").indices, expected)
 
 
-def test_scores_beyond_all_numbers():
+@pytest.mark.parametrize("rows", [scan._Rows, scan._SortedRows])
+def test_scores_beyond_all_numbers(rows, monkeypatch):
+    monkeypatch.setattr(scan, "_Rows", rows)
     ys = 1e100 * vectors(20)
     basis = sketch_basis(kernels.Linear(), vectors(20), sketches.Full(), generator=torch.Generator())
     known = EmbeddedOutputs(basis, 1e60 * ys)
@@ -199,13 +203,119 @@ def test_scores_beyond_all_numbers():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_scanning_and_sorting_find_the_same(rule):
+def test_scanning_and_sorting_find_the_same(rule, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     ys = torch.randn(500, 3, generator=generator).round(decimals=1)  # coarse, so that some are equal
     basis = sketch_basis(kernels.Gaussian(0.3), ys, sketches.SubSample(40), generator=generator)
     known = EmbeddedOutputs(basis, torch.cat([ys, ys[:100]]))
     z = torch.cat([basis.embed(ys[:30]), torch.randn(30, basis.dim, generator=generator, dtype=torch.float64)])
     for k in (1, 10, 600):
-        scanned, sorted_ = known.top(z, k, rule), known._top_by_sorting(z, k, rule)
+        scanned = known.top(z, k, rule)
+        with monkeypatch.context() as patch:
+            patch.setattr(scan, "_Rows", scan._SortedRows)
+            sorted_ = known.top(z, k, rule)
         assert torch.equal(scanned.indices, sorted_.indices)
         assert torch.allclose(scanned.scores, sorted_.scores)
+
+
+@pytest.mark.parametrize("rows", [scan._Rows, scan._SortedRows])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_scan_goes_on_where_it_stopped(rule, rows, basis, generator, monkeypatch):
+    """Several lists one after the other are one list, and whoever asks for more than there are gets all."""
+    monkeypatch.setattr(scan, "_Rows", rows)
+    ys = torch.cat([vectors(50), vectors(20)])  # some twice
+    z = torch.randn(9, basis.dim, generator=generator, dtype=torch.float64)
+    for k in (1, 10, 65, 10**12):  # the last could not be held
+        going = scan.Scan(z, k, rule)
+        for start in range(0, 70, 11):
+            EmbeddedOutputs(basis, ys[start : start + 11], keep=False).add_to(going)
+            found = going.ranking()
+            expected = EmbeddedOutputs(basis, ys[: start + 11]).top(z, k, rule)
+            assert found.indices.shape == (9, min(k, start + 11, 70))
+            assert torch.equal(found.indices, expected.indices) and torch.allclose(found.scores, expected.scores)
+
+
+def test_a_scan_for_nobody_and_by_no_rule(basis):
+    assert EmbeddedOutputs(basis, vectors(5)).top(torch.empty(0, basis.dim), 10, "kernel").indices.shape == (0, 5)
+    with pytest.raises(InputError, match="decoding rule must be one of"):
+        EmbeddedOutputs(basis, vectors(5)).top(torch.zeros(1, basis.dim), 1, "best")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr("dsokr.decoders.embedded.BLOCK", 17)
+    monkeypatch.setattr("dsokr.decoders.embedded.QUERY_BLOCK", 7)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("unit", [1e-60, 1e-20, 1.0, 1e20, 1e60])
+def test_ranks_block_by_block_are_those_of_whole_rows(unit, rule, small_blocks, device):
+    """Copies are tied, in whatever block they stand and however large or small the scores are."""
+    generator = torch.Generator().manual_seed(0)
+    ys = unit * torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    ys = torch.cat([ys, ys[:25]])
+    basis = sketch_basis(kernels.Linear(), ys, sketches.Full(), generator=generator, device=device)
+    z = basis.embed(ys[:30] + 0.3 * unit * torch.randn(30, 3, generator=generator, dtype=torch.float64))
+    truth = torch.randint(85, (30,), generator=generator)
+    expected = metrics.ranks(basis.score(z, ys, rule), truth)
+    assert (expected % 1 == 0.5).any() and len(expected.unique()) > 10
+    for keep in (True, False):
+        assert torch.equal(EmbeddedOutputs(basis, ys, keep=keep).ranks(z, truth, rule), expected)
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "tied"), [(1e-50, 1.0, True), (1e-50, 1e-30, False), (1.0, 1e60, True), (1e-60, 1e-40, False)]
+)
+def test_single_precision_is_that_of_the_whole_row(small, large, tied, small_blocks):
+    """Scores that are nothing beside the largest of their row are tied, even where that one is in another block."""
+    ys = torch.tensor([*(small * i for i in range(1, 41)), large], dtype=torch.float64)[:, None]
+    basis = sketch_basis(kernels.Linear(), np.ones((1, 1)), sketches.Full(), generator=torch.Generator())
+    z, truth = basis.embed(np.ones((41, 1))), torch.arange(41)
+    expected = metrics.ranks(basis.score(z, ys, "kernel"), truth)
+    assert (len(expected.unique()) == 2) == tied
+    assert torch.equal(EmbeddedOutputs(basis, ys, keep=False).ranks(z, truth, "kernel"), expected)
+
+
+def test_ranks_of_outputs_that_are_not_kept_hold_no_coordinates(basis, small_blocks, monkeypatch):
+    largest = 0
+    embed = type(basis).embed
+
+    def watched(self, ys):
+        nonlocal largest
+        largest = max(largest, len(ys))
+        return embed(self, ys)
+
+    known, z = EmbeddedOutputs(basis, vectors(200), keep=False), basis.embed(vectors(200))
+    monkeypatch.setattr(type(basis), "embed", watched)
+    assert known.ranks(z, torch.arange(200), "projected").tolist() == [1.0] * 200
+    assert largest == 17 and known._held is None
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_ranks_refuse(keep, basis, small_blocks):
+    known, z = EmbeddedOutputs(basis, vectors(20), keep=keep), basis.embed(vectors(10))
+    assert known.ranks(z[:0], torch.empty(0), "kernel").shape == (0,)
+    for wrong in (-1, 20):
+        with pytest.raises(InputError, match=f"one of the 20, counted from 0. Got {wrong} in row 9"):
+            known.ranks(z, torch.tensor([*range(9), wrong]), "kernel")
+    with pytest.raises(InputError, match="each of the 10 rows. Got shape \\(9,\\)"):
+        known.ranks(z, torch.arange(9), "kernel")
+
+
+def test_ranks_refuse_scores_that_are_none(small_blocks):
+    ys = 1e160 * vectors(40)
+    basis = sketch_basis(kernels.Linear(), vectors(20), sketches.Full(), generator=torch.Generator())
+    z = torch.zeros(20, basis.dim, dtype=torch.float64)
+    z[18:] = 1e150 * basis.embed(vectors(2))
+    with pytest.raises(InputError, match="Scores must not be NaN. Got NaN in row 18"):
+        EmbeddedOutputs(basis, ys, keep=False).ranks(z, torch.arange(20), "projected")
+
+
+@pytest.mark.parametrize("z", [1.0, 1e-60])
+def test_ranks_among_scores_beyond_all_numbers(z, small_blocks):
+    """Whoever is infinitely far away is last, and changes nothing for the others."""
+    ys = torch.tensor([*range(1, 41), 1e200, -1e200], dtype=torch.float64)[:, None]
+    ys[:40] *= z
+    basis = sketch_basis(kernels.Linear(), np.ones((1, 1)), sketches.Full(), generator=torch.Generator())
+    found = EmbeddedOutputs(basis, ys, keep=False).ranks(z * basis.embed(np.ones((42, 1))), torch.arange(42), "kernel")
+    assert found.tolist() == [*range(1, 41), 41.5, 41.5]

@@ -1,6 +1,8 @@
 """Candidates on disk: the same answers as in memory, whatever happened while they were written."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,15 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
-from dsokr import Training, kernels, networks, sketch_basis, sketches
+import implementations
+from dsokr import DSOKR, Training, kernels, networks, sketch_basis, sketches
 from dsokr.basis import RULES
 from dsokr.cli import app
 from dsokr.decoders import Candidates, EmbeddedOutputs, scan
 from dsokr.errors import InputError, MissingExtraError
+from dsokr.graphs import GraphBatch
 from dsokr.index import Block, BuildOptions, CandidateIndex, build, exact, files, fingerprint, neighbors
 from dsokr.index.build import sample_queries
+from dsokr.outputs import ViewBatch, count, take
 from dsokr.tool import Predictor, embedding, prediction
 from dsokr.tool.kinds import String, Vector
 
@@ -59,7 +65,7 @@ def blocks_of(basis, outputs, size=500, fail_after=None, asked=None):
     return blocks
 
 
-def built(folder, basis, outputs, **options):
+def built(folder, basis, outputs, *, say=lambda line: None, restart=False, **options):
     return build(
         folder,
         blocks_of(basis, outputs),
@@ -67,7 +73,28 @@ def built(folder, basis, outputs, **options):
         dim=basis.dim,
         source="outputs",
         options=BuildOptions(**options),
+        say=say,
+        restart=restart,
     )
+
+
+def interrupt_at(patch, step, *, after):
+    """Ctrl-C at the ``step``-th time that a file is renamed or removed, before or after it is done."""
+    done = []
+
+    def interrupted(act):
+        def acted(*given, **named):
+            done.append(given)
+            if len(done) == step and not after:
+                raise KeyboardInterrupt
+            act(*given, **named)
+            if len(done) == step:
+                raise KeyboardInterrupt
+
+        return acted
+
+    patch.setattr(os, "replace", interrupted(os.replace))
+    patch.setattr(Path, "unlink", interrupted(Path.unlink))
 
 
 def same_bytes(a: Path, b: Path) -> bool:
@@ -232,6 +259,73 @@ def test_giving_up_an_index(tmp_path, basis, outputs):
     assert len(build(tmp_path / "i", blocks_of(basis, outputs[:10]), **arguments)) == 10
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("name", ["draft.json.part", "index.json.part", "neighbors.hnsw.cosine.part.new"])
+def test_what_a_crash_left_is_no_stranger(tmp_path, basis, outputs, name, restart):
+    (tmp_path / "i").mkdir()
+    (tmp_path / "i" / name).write_text("{")
+    assert len(built(tmp_path / "i", basis, outputs[:50], restart=restart)) == 50
+    built(tmp_path / "whole", basis, outputs[:50])
+    assert same_bytes(tmp_path / "i", tmp_path / "whole")
+    (tmp_path / "i" / name).write_text("{")
+    built(tmp_path / "i", basis, outputs[:50], restart=True)
+    assert same_bytes(tmp_path / "i", tmp_path / "whole")
+
+
+def test_a_disk_that_was_full(tmp_path, basis, outputs, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="No space left"):
+            built(tmp_path / "i", basis, outputs[:50])
+    assert [file.name for file in (tmp_path / "i").iterdir()] == ["draft.json.part"]
+    assert len(built(tmp_path / "i", basis, outputs[:50])) == 50
+
+
+def test_drafts_among_other_files_are_left_alone(tmp_path, basis, outputs):
+    for name in ("draft.json.part", "letter.json.part"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match="exists and is not an index"):
+        built(tmp_path, basis, outputs, restart=True)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_giving_up_an_index_can_be_interrupted(tmp_path, basis, outputs, finished):
+    """Nothing goes on with arrays that are gone, and to give it up again helps."""
+    whole, old, folder = tmp_path / "whole", tmp_path / "old", tmp_path / "i"
+    built(whole, basis, outputs[:700])
+    arguments = {"model": fingerprint(basis), "dim": basis.dim, "source": "outputs"}
+    if finished:
+        built(old, basis, outputs[:700])
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            build(old, blocks_of(basis, outputs[:700], fail_after=1), **arguments)
+    for step in range(1, 100):
+        shutil.copytree(old, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_at(patch, step, after=True)
+            try:
+                built(folder, basis, outputs[:700], restart=True)
+                break
+            except KeyboardInterrupt:
+                pass
+        folder.mkdir(exist_ok=True)  # it is removed with the last file
+        shutil.copytree(folder, tmp_path / "again")
+        assert len(built(tmp_path / "again", basis, outputs[:700], restart=True)) == 700
+        assert same_bytes(tmp_path / "again", whole)
+        try:
+            built(folder, basis, outputs[:700])
+            assert same_bytes(folder, whole)
+        except InputError as error:
+            assert "The index is damaged" in str(error)
+        shutil.rmtree(folder)
+        shutil.rmtree(tmp_path / "again")
+    assert step > 10
+
+
 def test_refused(tmp_path, index, basis, outputs, queries):
     folder = tmp_path / "i"
     built(folder, basis, outputs[:50])
@@ -321,6 +415,91 @@ def test_the_fingerprint_is_of_the_basis(basis, outputs):
     assert fingerprint(basis) != fingerprint(basis.rotated(outputs[:100]))
 
 
+def test_the_anchors_count():
+    """The same model of capital and of small letters has the same projection."""
+    words = implementations.strings(30)
+    small, capital = (
+        sketch_basis(kernels.NGram(2), ys, sketches.SubSample(9), generator=torch.Generator().manual_seed(0))
+        for ys in (words, [word.upper() for word in words])
+    )
+    assert torch.equal(small.projection, capital.projection)
+    assert fingerprint(small) != fingerprint(capital)
+
+
+def wide(n):
+    """Few columns of very many, with wide positions that a smaller type could hold, not in order."""
+    counts = implementations.sparse_counts(n)
+    rows = sp.csr_array((counts.data[::-1].copy(), counts.indices[::-1].copy(), counts.indptr), shape=counts.shape)
+    rows.indices, rows.indptr = rows.indices.astype(np.int64), rows.indptr.astype(np.int64)
+    return rows
+
+
+def batched_views(n):
+    return ViewBatch(GraphBatch.of(implementations.graphs(n)), implementations.bits(n))
+
+
+WL, VIEWS = kernels.WeisfeilerLehman(2), kernels.Views(kernels.WeisfeilerLehman(2), kernels.Tanimoto())
+FORMS = {
+    "vectors": (kernels.Gaussian(0.3), implementations.vectors),
+    "single precision": (kernels.Gaussian(np.float64(0.3)), lambda n: implementations.vectors(n).float()),
+    "counts": (kernels.Tanimoto(), implementations.counts),
+    "bits": (kernels.Tanimoto(), lambda n: implementations.bits(n).astype(bool)),
+    "lists of numbers": (kernels.Linear(), lambda n: [list(row) for row in implementations.counts(n)]),
+    "list of arrays": (kernels.Linear(), lambda n: list(implementations.counts(n).astype(np.float32))),
+    "sparse": (kernels.Tanimoto(), implementations.sparse_counts),
+    "sparse with wide positions": (kernels.Tanimoto(), wide),
+    "rankings": (kernels.Kemeny(), implementations.rankings),
+    "tuples": (kernels.Kemeny(), lambda n: [tuple(row) for row in implementations.rankings(n)]),
+    "strings": (kernels.NGram((1, 2), (0.5, np.float32(1.5))), implementations.strings),
+    "array of strings": (kernels.NGram(2), lambda n: np.array(implementations.strings(n))),
+    "graphs": (2.0 * WL.normalized() + kernels.ShortestPath(), implementations.graphs),
+    "graph batch": (WL, lambda n: GraphBatch.of(implementations.graphs(n))),
+    "views": (VIEWS, implementations.views),
+    "view batch": (VIEWS, batched_views),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_anchors_of_every_form_count(form):
+    kernel, outputs = FORMS[form]
+    ys = outputs(12)
+    drawn = sketch_basis(kernel, ys, sketches.Full(), generator=torch.Generator())
+    other = replace(drawn, anchors=take(drawn.anchors, np.arange(count(ys))[::-1].copy()))
+    assert fingerprint(drawn) == fingerprint(drawn.to("cpu")) == fingerprint(replace(drawn, anchors=ys))
+    assert fingerprint(drawn) != fingerprint(other)
+
+
+PRINT_FINGERPRINTS = """
+import sys
+from dsokr import DSOKR
+from dsokr.index import fingerprint
+
+for folder in sys.argv[1:]:
+    print(fingerprint(DSOKR.load(folder, device="cpu").basis_))
+"""
+
+
+def test_the_fingerprint_of_a_saved_model(tmp_path):
+    """Whatever the form of the outputs, in another process."""
+    expected = []
+    for number, (kernel, outputs) in enumerate(FORMS.values()):
+        sketch = sketches.Gaussian(5) if number % 2 else sketches.SubSample(5)
+        training = Training(epochs=1, progress=False)
+        model = DSOKR(kernel, sketch, networks.MLP((4,)), training=training, random_state=0, device="cpu")
+        model.fit(implementations.vectors(12).float(), outputs(12)).save(tmp_path / str(number))
+        expected.append(fingerprint(model.basis_))
+    folders = [str(tmp_path / str(number)) for number in range(len(FORMS))]
+    command = [sys.executable, "-c", PRINT_FINGERPRINTS, *folders]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert dict(zip(FORMS, loaded, strict=True)) == dict(zip(FORMS, expected, strict=True))
+    assert len(set(expected)) == len(FORMS)
+
+
+def test_no_fingerprint_of_what_is_no_plain_data(basis):
+    with pytest.raises(InputError, match="A basis with a set in its kernel or among its outputs has no fingerprint"):
+        fingerprint(replace(basis, anchors=[{"a"}]))
+
+
 @pytest.fixture(scope="module")
 def many():
     return torch.randn(12000, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
@@ -396,9 +575,91 @@ class TestFaiss:
         built(tmp_path / "i", basis, outputs)
         hnsw = built(tmp_path / "i", basis, outputs, kind="hnsw")
         assert hnsw.head.kind == "hnsw" and hnsw.neighbors.rule == "cosine"
-        assert built(tmp_path / "i", basis, outputs, kind="flat", rule="kernel").neighbors.rule == "kernel"
-        assert built(tmp_path / "i", basis, outputs).neighbors is None
-        assert not (tmp_path / "i" / "neighbors.faiss").exists()
+        said = []
+        flat = built(tmp_path / "i", basis, outputs, kind="flat", rule="kernel", say=said.append)
+        assert flat.neighbors.rule == "kernel" and flat.neighbors.kind == "flat"
+        assert said[-1] == "The hnsw index for the rule cosine is replaced by a flat index for the rule kernel."
+        assert [file.name for file in (tmp_path / "i").glob("neighbors*")] == ["neighbors.flat.kernel.faiss"]
+        said.clear()
+        assert built(tmp_path / "i", basis, outputs, kind="exact", say=said.append).neighbors is None
+        assert said == ["The flat index for the rule kernel is dropped: every search is exact now."]
+        assert not list((tmp_path / "i").glob("neighbors*"))
+
+    def test_without_a_kind_what_is_there_stays(self, tmp_path, basis, outputs):
+        said = []
+        built(tmp_path / "i", basis, outputs, kind="flat", rule="kernel")
+        kept = built(tmp_path / "i", basis, outputs, say=said.append)
+        assert (kept.neighbors.kind, kept.neighbors.rule) == ("flat", "kernel") and not said
+        other = built(tmp_path / "i", basis, outputs, rule="projected", say=said.append)
+        assert (other.neighbors.kind, other.neighbors.rule) == ("flat", "projected")
+        assert "for the rule kernel is replaced by a flat index for the rule projected" in said[-1]
+
+    def test_a_kind_that_cannot_be_built_changes_nothing(self, tmp_path, basis, outputs):
+        built(tmp_path / "i", basis, outputs[:500], kind="hnsw")
+        before = {file.name: file.read_bytes() for file in (tmp_path / "i").iterdir()}
+        with pytest.raises(InputError, match="needs 9,984 candidates to learn from. Got 500"):
+            built(tmp_path / "i", basis, outputs[:500], kind="ivfpq")
+        assert before == {file.name: file.read_bytes() for file in (tmp_path / "i").iterdir()}
+        assert CandidateIndex.open(tmp_path / "i").neighbors.kind == "hnsw"
+
+    def test_the_old_one_is_good_while_the_new_one_is_built(self, tmp_path, basis, outputs, queries, monkeypatch):
+        expected = built(tmp_path / "i", basis, outputs, kind="flat", rule="kernel").search(queries, 5, "kernel")
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        for what, name in ((neighbors, "points"), (neighbors.Neighbors, "search")):
+            with monkeypatch.context() as patch:
+                patch.setattr(what, name, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    built(tmp_path / "i", basis, outputs, kind="hnsw", rule="cosine")
+            old = CandidateIndex.open(tmp_path / "i")
+            assert (old.neighbors.kind, old.neighbors.rule) == ("flat", "kernel")
+            assert torch.equal(old.neighbors.search(old.arrays, queries, 5)[0].indices, expected.indices)
+        assert built(tmp_path / "i", basis, outputs, kind="hnsw", rule="cosine").neighbors.kind == "hnsw"
+
+    @pytest.mark.parametrize("after", [False, True])
+    @pytest.mark.parametrize("kind", ["hnsw", "exact"])
+    def test_old_or_new_whenever_it_is_interrupted(self, tmp_path, basis, outputs, kind, after):
+        built(tmp_path / "old", basis, outputs[:500], kind="flat", rule="kernel")
+        left = []
+        for step in range(1, 100):
+            folder = tmp_path / str(step)
+            shutil.copytree(tmp_path / "old", folder)
+            with pytest.MonkeyPatch.context() as patch:
+                interrupt_at(patch, step, after=after)
+                try:
+                    built(folder, basis, outputs[:500], kind=kind, rule="cosine")
+                    break
+                except KeyboardInterrupt:
+                    pass
+            left.append(CandidateIndex.open(folder).head.kind)
+            assert built(folder, basis, outputs[:500], kind=kind, rule="cosine").head.kind == kind
+            names = [file.name for file in folder.glob("neighbors*")]
+            assert names == ([] if kind == "exact" else ["neighbors.hnsw.cosine.faiss"])
+        assert left == sorted(left, key=["flat", kind].index) and left[-1] == kind
+        assert left[0] == "flat"
+
+    def test_a_finished_one_that_the_head_does_not_name_is_not_built_again(self, tmp_path, basis, outputs, monkeypatch):
+        built(tmp_path / "i", basis, outputs)
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["dsokr.index.build"], "write_head", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                built(tmp_path / "i", basis, outputs, kind="hnsw")
+        assert CandidateIndex.open(tmp_path / "i").neighbors is None
+        monkeypatch.delattr(neighbors, "points")
+        assert built(tmp_path / "i", basis, outputs, kind="hnsw").neighbors.faiss_index.ntotal == N
+
+    def test_a_missing_one_is_built_again(self, tmp_path, basis, outputs):
+        built(tmp_path / "i", basis, outputs, kind="flat")
+        (tmp_path / "i" / "neighbors.flat.cosine.faiss").unlink()
+        with pytest.raises(InputError, match="neighbors.flat.cosine.faiss cannot be read. Build it again"):
+            CandidateIndex.open(tmp_path / "i")
+        assert built(tmp_path / "i", basis, outputs).neighbors.faiss_index.ntotal == N
 
     def test_an_interrupted_faiss_build_goes_on(self, tmp_path, basis, many, monkeypatch):
         monkeypatch.setattr(neighbors, "CHECKPOINT_SECONDS", 0.0)
@@ -445,8 +706,8 @@ class TestFaiss:
 
     def test_damage_is_seen(self, tmp_path, basis, outputs):
         built(tmp_path / "i", basis, outputs, kind="flat")
-        (tmp_path / "i" / "neighbors.faiss").write_bytes(b"nothing")
-        with pytest.raises(InputError, match="neighbors.faiss cannot be read"):
+        (tmp_path / "i" / "neighbors.flat.cosine.faiss").write_bytes(b"nothing")
+        with pytest.raises(InputError, match="neighbors.flat.cosine.faiss cannot be read"):
             CandidateIndex.open(tmp_path / "i")
 
     def test_too_few_to_learn_from(self, tmp_path, basis, outputs):
@@ -589,6 +850,17 @@ class TestCommands:
             first.communicate()
         assert run(*arguments)[0] == 0
         assert same_bytes(out, whole)
+
+    @needs_faiss
+    def test_embed_again_without_a_kind(self, model, library, tmp_path, run):
+        arguments = ["embed", model / "model", library, "--out", tmp_path / "i"]
+        assert run(*arguments, "--kind", "hnsw", "--rule", "projected")[0] == 0
+        code, _, said = run(*arguments)
+        assert code == 0 and "dropped" not in said and "replaced" not in said
+        head = CandidateIndex.open(tmp_path / "i").head
+        assert (head.kind, head.rule) == ("hnsw", "projected")
+        code, _, said = run(*arguments, "--kind", "exact")
+        assert code == 0 and "The hnsw index for the rule projected is dropped: every search is exact now." in said
 
     def test_embed_as_json(self, model, library, tmp_path, run):
         code, said, _ = run("embed", model / "model", library, "--out", tmp_path / "i", "--dtype", "float16", "--json")

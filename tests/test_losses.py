@@ -68,6 +68,17 @@ def test_any_function_of_the_squared_distance():
     )
 
 
+def test_objectives_need_a_mean_and_nothing_else():
+    class Largest(losses.Objective):
+        def mean(self, z, target, residual):
+            return (z - target).abs().max()
+
+    made = Largest()
+    assert made.among(torch.zeros(2, 3)) is made
+    with pytest.raises(TypeError, match="abstract method '?mean"):
+        type("Empty", (losses.Objective,), {})()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -4,6 +4,7 @@ import csv
 import io
 import shutil
 import threading
+import warnings
 
 import pytest
 
@@ -60,6 +61,7 @@ def words():
     yield from serving(model, texts=["red", "green", "<b>blue</b>"])
 
 
+LARGE = "CC(O)" * 42
 LONG_NUMBERS = "0.30471707975443135, -1.0399841062404955, 0.7504511958064572"
 
 
@@ -77,6 +79,20 @@ def colours():
     """A server whose prediction is one of the candidates, in other words."""
     model = HandMade(output=Kind("string"), answer="GREEN")
     yield from serving(model, texts=["red", "green", "blue"])
+
+
+@pytest.fixture(scope="module")
+def odd():
+    """A server of molecules that are not drawn, whose model warns of its inputs."""
+    model = HandMade()
+    good = model.coefficients
+
+    def warns(inputs):
+        warnings.warn(f"What is said of {inputs[0]!r} is a guess.", stacklevel=1)
+        return good(inputs)
+
+    model.coefficients = warns
+    yield from serving(model, texts=[LARGE, "no molecule"])
 
 
 @pytest.fixture
@@ -239,6 +255,33 @@ def test_states(page, address):
     page.keyboard.press("Enter")
     page.wait_for_selector(".hit")
     assert page.locator("#alert").is_hidden()
+
+
+def test_molecules_that_are_not_drawn_are_written(page, odd):
+    opened(page, odd, "?q=a")
+    page.wait_for_selector(".hit")
+    until(page, "document.querySelectorAll('.undrawn').length === 2")
+    assert sorted(outputs(page)) == [LARGE, "no molecule"]
+    assert not page.locator(".hit img").first.is_visible()
+    shown = page.locator(".hit code", has_text="CC(O)").evaluate("e => [e.clientHeight, e.scrollHeight]")
+    assert shown[0] > 100 and shown[1] <= shown[0] + 2  # all of it
+    assert all("422" in complaint for complaint in page.complaints)  # the browser notes a refusal by itself
+    page.complaints.clear()
+
+
+def test_notes(page, odd, address):
+    opened(page, odd, "?q=rare")
+    page.wait_for_selector(".hit")
+    assert page.get_by_role("note").inner_text() == "What is said of 'rare' is a guess."
+    page.locator("#query").fill("")
+    page.keyboard.press("Enter")
+    page.get_by_text("The best molecules will be drawn here.").wait_for()
+    assert page.locator("#notes").is_hidden()
+    until(page, "document.readyState === 'complete'")
+    page.complaints.clear()
+    opened(page, address, "?q=rare")
+    page.wait_for_selector(".hit")
+    assert page.locator("#notes").is_hidden()
 
 
 def test_while_it_loads(page, address):

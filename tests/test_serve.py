@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -25,6 +27,7 @@ from hypothesis import settings  # noqa: E402 # after what may be missing
 from dsokr.serve import Limits, create_app, server  # noqa: E402
 from dsokr.serve import app as app_module  # noqa: E402
 from dsokr.serve.batches import Batches, Busy  # noqa: E402
+from dsokr.serve.drawings import Kept  # noqa: E402
 
 JSON = {"Content-Type": "application/json"}
 
@@ -42,7 +45,7 @@ class Client:
         async def ask():
             async with self.app.router.lifespan_context(self.app):
                 transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-                async with httpx.AsyncClient(transport=transport, base_url="http://dsokr") as client:
+                async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
                     return await asyncio.gather(*(client.request(m, u, **options) for m, u, options in requests))
 
         return asyncio.run(ask())
@@ -297,9 +300,10 @@ def test_the_body_is_refused_before_it_is_read(model):
             await app(scope, receive, send)
         return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent))
 
-    status, body = asyncio.run(ask([(b"content-length", b"5000000")], [b"x" * 5000000]))
+    host = (b"host", b"localhost")
+    status, body = asyncio.run(ask([host, (b"content-length", b"5000000")], [b"x" * 5000000]))
     assert status == 413 and not read and "at most 1,000 bytes" in body["error"]
-    status, body = asyncio.run(ask([(b"content-type", b"application/json")], [b"x" * 400] * 1000))
+    status, body = asyncio.run(ask([host, (b"content-type", b"application/json")], [b"x" * 400] * 1000))
     assert status == 413 and len(read) == 3 and "at most 1,000 bytes" in body["error"]
 
 
@@ -357,6 +361,87 @@ def test_requests_at_the_same_time_are_answered_together(model):
     assert max(model.asked) > 2
 
 
+@pytest.fixture
+def warning(model, monkeypatch):
+    """A model that warns of every input but those that are fine, and how often it was asked."""
+    good = model.coefficients
+
+    def warns(inputs):
+        for at, text in enumerate(inputs):
+            if text != "fine":
+                warnings.warn(f"{text!r} at index {at} is a guess.", stacklevel=1)
+        return good(inputs)
+
+    monkeypatch.setattr(model, "coefficients", warns)
+    return model
+
+
+def test_what_a_model_warns_of_is_noted_in_the_answer(warning, recwarn):
+    client = Client(create_app(warning, warning.index()))
+    assert client.predict({"inputs": ["fine"]}).json()["notes"] == []
+    for _ in range(2):  # and not only the first time
+        found = client.predict({"inputs": ["odd", "fine", "rare"]}).json()["notes"]
+        assert found == ["'odd' at index 0 is a guess.", "'rare' at index 2 is a guess."]
+    assert not recwarn.list  # the server's owner is not told
+
+
+def test_notes_are_for_their_own_asker(warning):
+    client = Client(create_app(warning, warning.index()))
+    texts = [["odd"], ["fine"], ["fine", "rare"], ["bad"], ["fine"]]
+    bodies = [{"content": json.dumps({"inputs": asked}), "headers": JSON} for asked in texts]
+    bodies.append({"content": json.dumps({"coefficients": [[1.0] * DIM]}), "headers": JSON})
+    answers = client.together([("POST", "/predict", body) for body in bodies])
+    assert max(warning.asked) > 2  # they came together
+    assert [answer.json().get("notes") for answer in answers] == [
+        ["'odd' at index 0 is a guess."],
+        [],
+        ["'rare' at index 1 is a guess."],
+        None,
+        [],
+        [],
+    ]
+
+
+def test_warnings_of_other_threads_are_no_notes(model, monkeypatch):
+    good, elsewhere = model.coefficients, []
+
+    def warns(inputs):
+        thread = threading.Thread(target=lambda: warnings.warn("another's", stacklevel=1))
+        thread.start()
+        thread.join()
+        warnings.warn("old", DeprecationWarning, stacklevel=1)  # not about the answer
+        return good(inputs)
+
+    monkeypatch.setattr(model, "coefficients", warns)
+    client = Client(create_app(model, model.index()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *where: elsewhere.append(str(message))
+        assert client.predict({"inputs": ["a"]}).json()["notes"] == []
+    assert elsewhere == ["another's", "old"]
+
+
+def test_warnings_leave_nothing_behind():
+    """Python would keep one entry for every text that a network has warned of."""
+    network = networks.CharTransformer(longest=64, width=8, heads=1, layers=1)
+    training = Training(epochs=1, progress=False)
+    texts = ["ab", "ba", "aab", "bba"] * 3
+    parts = {"kernel": kernels.NGram(2), "sketch": sketches.SubSample(4), "network": network}
+    predictor = Predictor.fit(texts, texts, input=String(), output=String(), training=training, **parts)
+    client = Client(create_app(predictor, embedding.opened(predictor, None)))
+    before = _remembered()
+    for at in range(5):
+        unknown, long = client.predict({"inputs": [f"abc{'ab' * at}abab"]}).json()["notes"]
+        assert "'c'" in unknown and "is a guess" in long
+    assert _remembered() == before
+
+
+def _remembered():
+    """How many warnings Python remembers of our modules."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("dsokr")]
+    return sum(isinstance(key, tuple) for m in modules for key in getattr(m, "__warningregistry__", {}))
+
+
 def test_a_bug_is_not_hidden_and_the_next_request_is_answered(model, monkeypatch):
     good = model.coefficients
 
@@ -410,7 +495,70 @@ def test_drawing(client):
     refused(client("GET", "/drawing", params={"smiles": "C1CC"}), 422, "Could not parse 'C1CC' as a molecule")
     refused(client("GET", "/drawing", params={"smiles": ""}), 422)
     refused(client("GET", "/drawing"), 422, "smiles is missing")
-    refused(client("GET", "/drawing", params={"smiles": "C" * 1001}), 422, "at most 1000")
+
+
+def test_only_molecules_that_are_drawn_quickly(model):
+    """RDKit lets nothing else run while it draws, the clock of a time limit included."""
+    pytest.importorskip("rdkit", reason="needs the extra chem")
+    large = ["C" * 100, "C" * 101, "c1ccccc1" * 16 + "[13CH2]ClBr*C", "[C@@H](O)" * 50]
+    with running(create_app(model, model.index())) as (address, _):
+        answers = [httpx.get(f"{address}/drawing", params={"smiles": smiles}) for smiles in large]
+        assert answers[0].status_code == 200
+        refused(answers[1], 422, "Molecules of more than 100 atoms are not drawn here. Got 101.")
+        refused(answers[2], 422, "Got 101.")
+        refused(answers[3], 422, "smiles must have at most 400 characters")
+        huge = [{"smiles": "C" * (990 - at)} for at in range(4)]
+        threads = [threading.Thread(target=httpx.get, args=(f"{address}/drawing",), kwargs={"params": h}) for h in huge]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        assert httpx.get(f"{address}/health").status_code == 200
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - start < 5  # drawn, they take more than ten
+
+
+def test_one_molecule_is_drawn_at_a_time(model, monkeypatch):
+    at_work, most, drawn = 0, 0, []
+
+    def slow(smiles):
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        time.sleep(0.1)
+        drawn.append(smiles)
+        at_work -= 1
+        return b"<svg/>"
+
+    monkeypatch.setattr(app_module, "_draw", lambda: slow)
+    client = Client(create_app(model, model.index(), Limits(waiting=3)))
+    answers = client.together([("GET", "/drawing", {"params": {"smiles": "C" * n}}) for n in range(1, 7)])
+    states = [answer.status_code for answer in answers]
+    assert most == 1 and set(states) == {200, 503} and states.count(200) == len(drawn)
+    refused(answers[states.index(503)], 503, "Too many requests")
+    impatient = Client(create_app(model, model.index(), Limits(seconds=0.02)))
+    refused(impatient("GET", "/drawing", params={"smiles": "C"}), 504, "took too long")
+
+
+def test_pictures_are_kept_up_to_so_many_bytes(model, monkeypatch):
+    drawn = []
+
+    def draw(smiles):
+        drawn.append(smiles)
+        return b"." * 40
+
+    monkeypatch.setattr(app_module, "_draw", lambda: draw)
+    monkeypatch.setattr(app_module, "Kept", lambda: kept)
+    kept = Kept(most=100)
+    client = Client(create_app(model, model.index()))
+    for smiles in ("C", "CC", "C", "CCC", "C", "CC"):  # CC is the one that goes for CCC
+        assert client("GET", "/drawing", params={"smiles": smiles}).content == b"." * 40
+    assert drawn == ["C", "CC", "CCC", "CC"] and kept.size == 80
+    kept.keep("C", b"." * 101)
+    assert kept.get("C") is None and kept.size <= 100
+    kept.keep("CO", b"." * 30)
+    kept.keep("CO", b"." * 20)
+    assert kept.size == 20
 
 
 def test_drawing_without_rdkit(model, monkeypatch):
@@ -441,6 +589,97 @@ def test_the_page_asks_no_other_host(client, path, kind):
     assert "://" not in text and 'src="//' not in text
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/health", 200),
+        ("HEAD", "/health", 200),
+        ("GET", "/drawing?smiles=CCO", 200),
+        ("GET", "/drawing?smiles=C1CC", 422),
+        ("GET", "/openapi.json", 200),
+        ("GET", "/nowhere", 404),
+        ("GET", "/predict", 405),
+        ("POST", "/predict", 422),
+        ("GET", "/page.js", 200),
+    ],
+)
+def test_every_answer_has_the_headers(client, method, path, status):
+    pytest.importorskip("rdkit", reason="needs the extra chem")
+    answer = client(method, path)
+    assert answer.status_code == status
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["referrer-policy"] == "no-referrer"
+    if answer.headers["content-type"] == "image/svg+xml":  # a document of its own, if it is opened
+        assert "sandbox" in answer.headers["content-security-policy"]
+        assert "script-src" not in answer.headers["content-security-policy"]
+
+
+def test_refusals_by_the_layers_outside_have_the_headers_too(model, monkeypatch):
+    monkeypatch.setattr(model, "coefficients", lambda inputs: 1 / 0)
+    client = Client(create_app(model, model.index(), Limits(body_bytes=100)))
+    answers = [
+        client.predict({"inputs": ["a"]}),
+        client.predict("x" * 101),
+        client("GET", "/health", headers={"Host": "evil.example"}),
+    ]
+    assert [answer.status_code for answer in answers] == [500, 413, 400]
+    for answer in answers:
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:1",
+        "localhost.",
+        "127.0.0.1:8000",
+        "[::1]:8000",
+        "192.168.1.7:80",
+        "models.org:443",
+        "me",
+    ],
+)
+def test_hosts_that_are_answered(model, host):
+    client = Client(create_app(model, model.index(), hosts=["Models.org", "me:8000", "::1", "0.0.0.0"]))
+    assert client("GET", "/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8000", "localhost.evil.example", "evil.example@localhost", "", "[", "a/localhost"],
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", "/predict"), ("GET", "/")])
+def test_hosts_that_are_not(client, model, host, method, path):
+    """A page of another site whose name was made to lead here."""
+    answer = client(method, path, content=b'{"inputs": ["a"]}', headers=JSON | {"Host": host})
+    refused(answer, 400, f"does not answer to {host!r}", "--allow-host")
+    assert not model.asked
+
+
+@pytest.mark.parametrize("host", ["https://models.org", "*", "", "a b", "x:y"])
+def test_hosts_are_checked(model, host):
+    with pytest.raises(InputError, match="Hosts are names such as models.example.org. Got "):
+        create_app(model, model.index(), hosts=[host])
+
+
+def test_the_command_takes_names_to_answer_to(monkeypatch):
+    from dsokr import cli
+    from dsokr.tool import Predictor
+
+    model, apps = HandMade(), []
+    monkeypatch.setattr(Predictor, "load", lambda *given: model)
+    monkeypatch.setattr(embedding, "opened", lambda *given: model.index())
+    monkeypatch.setattr(embedding, "example_inputs", lambda predictor: ())
+    monkeypatch.setattr(server, "run", lambda app, *given, say: apps.append(app))
+    arguments = ["serve", "model", "--host", "here.org", "--allow-host", "a.org", "--allow-host", "b.org"]
+    cli.app(arguments, standalone_mode=False)
+    for host, status in {"here.org": 200, "a.org": 200, "b.org:80": 200, "localhost": 200, "c.org": 400}.items():
+        assert Client(apps[0])("GET", "/health", headers={"Host": host}).status_code == status
+
+
 def test_limits_are_checked():
     with pytest.raises(InputError, match="Limits.k must be above 0"):
         Limits(k=0)
@@ -453,7 +692,7 @@ def any_text_is_good() -> HandMade:
 
 
 schema = schemathesis.openapi.from_asgi(
-    "/openapi.json", create_app(any_text_is_good(), HandMade().index(), Limits(text=40, inputs=3))
+    "/openapi.json", create_app(any_text_is_good(), HandMade().index(), Limits(text=40, inputs=3), hosts=["testserver"])
 )
 
 

@@ -200,8 +200,9 @@ def test_bad_texts_are_named(encoder):
     assert tokens.shape == (2, 16)
     end = network.prepare(["an ether"])[0]
     assert tokens[1, -1] == end[end != network.padding][-1], "a text that is cut still ends with the end mark"
-    with pytest.warns(UserWarning, match="knows less than half of the words of 'молекула эфира' at index 0"):
-        network.prepare(["молекула эфира"])
+    for _ in range(2):  # the tokens are computed once, the note is for everyone who asks
+        with pytest.warns(UserWarning, match="knows less than half of the words of 'молекула эфира' at index 0"):
+            network.prepare(["молекула эфира"])
 
 
 def test_checkpointing_changes_memory_alone(encoder):

@@ -16,8 +16,9 @@ from dsokr import chem, metrics
 from dsokr.basis import embedded_scores
 from dsokr.cli import app
 from dsokr.data import molecules
+from dsokr.decoders import Candidates
 from dsokr.errors import InputError, ModelFolderError
-from dsokr.tool import Predictor, evaluation, fitting, options, report, tables
+from dsokr.tool import Predictor, evaluation, fitting, options, prediction, report, tables
 from dsokr.tool.problems import Problems
 from dsokr.tool.reading import Cells
 
@@ -291,6 +292,30 @@ def test_evaluation_ranks_as_the_metrics_do(fitted, folder, smiles):
     truth = torch.tensor([everything.index(s) for s in true])
     expected = metrics.retrieval(scores, truth)
     assert found == pytest.approx(expected | {"candidates": 80})
+
+
+def test_tiny_scores_are_told_apart(fitted, folder, smiles, monkeypatch):
+    """Scores are compared by their 24 leading bits, however small they are: in evaluations, and between blocks."""
+    predictor = Predictor.load(fitted, "cpu")
+    predictor.model.decoder_ = Candidates("cosine")
+    z = predictor.coefficients([described(s) for s in smiles[60:]]).double()
+    pool = evaluation.different(predictor, smiles)
+    expected = evaluation.retrieval(predictor, z, smiles[60:], pool)
+    assert evaluation.retrieval(predictor, 1e-60 * z, smiles[60:], pool) == pytest.approx(expected)
+    best = predictor.among(smiles).top(z, 10, "cosine").indices
+    monkeypatch.setattr("dsokr.tool.prediction.BLOCK", 7)
+    found = prediction.in_library(predictor, 1e-60 * z, folder / "library.smi", None, 10, "cosine", Problems())
+    assert [[hit.cell for hit in hits] for hits in found.hits] == [[smiles[i] for i in row] for row in best]
+
+
+def test_more_answers_than_there_are_candidates(dsokr, fitted, folder, tmp_path, monkeypatch):
+    inputs = write(tmp_path / "inputs.csv", ["text"], [["carbon oxygen"]])
+    monkeypatch.setattr("dsokr.tool.prediction.BLOCK", 7)
+    arguments = ("rank", fitted, inputs, "--candidates", folder / "library.smi", "--top", 10**12)
+    dsokr(*arguments, "--out", tmp_path / "out.csv")
+    assert {row["prediction"] for row in read(tmp_path / "out.csv")} == {
+        row.split()[0] for row in (folder / "library.smi").read_text().splitlines()
+    }
 
 
 def test_an_evaluation_says_what_the_right_answers_were_ranked_among(dsokr, fitted, tmp_path, smiles):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +103,29 @@ def test_bad_cells_have_a_reason(kind, cell, reason):
     assert reason in kind.read([cell]).bad[0]
     with pytest.raises(InputError, match="Input 0: "):
         kind.all_of([cell], "Input")
+
+
+class Counted(tuple):
+    """Names that count how often somebody goes through them."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "cell"), [(Labels(), "names", "a;c"), (Ranking(), "items", "c>a"), (Ranking(), "items", "b>a=c")]
+)
+def test_the_places_of_labels_are_looked_up_once_for_all_cells(kind, field, cell):
+    names = Counted("abc")
+    known = replace(kind, **{field: names})
+    assert len(known.read([cell] * 50).good) == 50
+    assert names.passes == 1
+    again = replace(known, **{field: ("c", "b", "a")})  # of other labels, other places
+    assert np.array_equal(again.value(cell), known.value(cell)[::-1])
+    assert known == replace(kind, **{field: ("a", "b", "c")}) and set(known.described()) == set(kind.described())
 
 
 @pytest.mark.parametrize("kind", [Molecule(), Molecule(form="bits"), Molecule(form="graph"), SmilesLetters()])

@@ -1,9 +1,11 @@
 """Tables in every form, and what is said of those that cannot be read."""
 
 import bz2
+import csv
 import gzip
 import lzma
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -136,6 +138,44 @@ def test_long_cells_are_read_and_a_quote_that_is_never_closed_is_missed(tmp_path
     assert "Is a double quote missing" in problems.found[0].reason and problems.found[0].row == 2
 
 
+@pytest.fixture
+def limit():
+    """A limit of somebody else's, for cells of all CSV files that this process reads."""
+    before = csv.field_size_limit(1000)
+    yield 1000
+    csv.field_size_limit(before)
+
+
+def test_the_limit_for_cells_of_others_stays(tmp_path, limit):
+    path = tmp_path / "t.csv"
+    path.write_text("a\n" + "x" * 2000 + "\n" + "y" * (tables.LONGEST_CELL + 1) + "\n" + "z" * 2000 + "\n")
+    problems = Problems()
+    blocks = tables.table(path).blocks(problems, rows=1)
+    assert next(blocks).cells == {"a": ["x" * 2000]} and csv.field_size_limit() == limit
+    assert next(blocks).cells == {"a": ["z" * 2000]} and csv.field_size_limit() == limit
+    assert len(problems.found) == 1
+    assert next(blocks, None) is None and csv.field_size_limit() == limit
+    early = tables.table(path).blocks(problems, rows=1)
+    next(early)
+    early.close()
+    assert csv.field_size_limit() == limit
+    with pytest.raises(csv.Error, match="larger than field limit"):
+        list(csv.reader(["x" * 2000]))
+
+
+def test_long_cells_are_read_by_many_threads(tmp_path, limit):
+    path = tmp_path / "t.csv"
+    path.write_text("a\n" + 200 * f"{'x' * 2000}\n")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: len(read(path)), range(16)))
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [200] * 16 and csv.field_size_limit() == limit
+
+
 def test_a_table_of_bad_rows_only(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1\n2\n")
@@ -220,6 +260,36 @@ def test_an_error_while_writing_leaves_what_was_there(tmp_path):
         tables.write(path, ["a"], rows())
     assert path.read_text() == "a\nold\n"
     assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_an_error_while_writing_parquet_closes_the_file(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    made = []
+
+    class Watched(parquet.ParquetWriter):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    def rows(n):
+        yield from ([i] for i in range(n))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parquet, "ParquetWriter", Watched)
+    monkeypatch.setattr(tables, "PARQUET_BLOCK", 3)
+    tables.write(tmp_path / "t.parquet", ["a"], [["old"]])
+    with pytest.raises(KeyboardInterrupt):
+        tables.write(tmp_path / "t.parquet", ["a"], rows(7))
+    assert len(made) == 2 and not any(writer.is_open for writer in made)
+    assert read(tmp_path / "t.parquet").cells == {"a": ["old"]}
+    assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 7])
+def test_parquet_in_several_blocks(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(tables, "PARQUET_BLOCK", 3)
+    tables.write(tmp_path / "t.parquet", ["a"], ([i] for i in range(rows)))
+    assert read(tmp_path / "t.parquet").cells == {"a": [str(i) for i in range(rows)]}
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 import csv
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,9 +16,9 @@ from torch import nn
 
 from dsokr import callbacks
 from dsokr.errors import InputError, Interrupted, TrainingError
-from dsokr.losses import Huber, Squared
+from dsokr.losses import Custom, Huber, Objective, Ranked, Squared
 from dsokr.networks import CNN, MLP
-from dsokr.training import Pairs, SlicedBatches, Training, train
+from dsokr.training import Pairs, SlicedBatches, Training, _named, train
 
 CPU = torch.device("cpu")
 
@@ -158,6 +160,26 @@ def test_trainer_arguments_pass_through():
     assert len(history.rows) == 2
 
 
+def test_one_callback_and_checks_at_the_trainers_own_pace():
+    class Counts(Callback):
+        epochs = 0
+
+        def on_train_epoch_end(self, trainer, module):
+            self.epochs += 1
+
+    pairs, val = linear_task()
+    further = {"callbacks": (counts := Counts()), "check_val_every_n_epoch": None, "val_check_interval": 2}
+    history = train(network(), pairs, val, Squared(), Training(epochs=2, trainer=further), seed=0, device=CPU)
+    assert counts.epochs == 2 and len(history["val_loss"]) == 2
+
+
+def test_a_trainer_that_stops_at_once():
+    pairs, val = linear_task()
+    options = Training(epochs=2, patience=None, trainer={"max_time": {"seconds": 0}})
+    with pytest.raises(TrainingError, match="Training ended before its first epoch did"):
+        train(network(), pairs, val, Squared(), options, seed=0, device=CPU)
+
+
 def test_mixed_precision():
     pairs, val = linear_task()
     options = replace(QUICK, precision="bf16-mixed")
@@ -175,7 +197,7 @@ INTERRUPTED = """
     import os, signal, sys, torch
     sys.path.insert(0, {tests!r})
     from test_training import linear_task, network, CPU
-    from dsokr.losses import Squared
+    from dsokr.losses import Custom, Squared
     from dsokr.training import Training, train
     from lightning.pytorch.callbacks import Callback
 
@@ -186,12 +208,14 @@ INTERRUPTED = """
 
     pairs, val = linear_task()
     options = Training(epochs=8, folder={folder!r}, patience=None, trainer={{"callbacks": [Interrupt()]}})
-    train(network(), pairs, val, Squared(), options, seed=3, device=CPU)
+    train(network(), pairs, val, {loss}, options, seed=3, device=CPU)
 """
 
 
-def interrupted(tmp_path, at: int) -> subprocess.CompletedProcess:
-    script = textwrap.dedent(INTERRUPTED).format(tests=os.path.dirname(__file__), folder=str(tmp_path), at=at)
+def interrupted(tmp_path, at: int, loss: str = "Squared()") -> subprocess.CompletedProcess:
+    script = textwrap.dedent(INTERRUPTED).format(
+        tests=os.path.dirname(__file__), folder=str(tmp_path), at=at, loss=loss
+    )
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
 
 
@@ -408,7 +432,9 @@ def test_refuses_to_resume_another_training(tmp_path):
 
 def test_ctrl_c_works_again_after_an_interruption(tmp_path):
     """Lightning leaves the signal ignored; the handler must be put back."""
-    script = textwrap.dedent(INTERRUPTED).format(tests=os.path.dirname(__file__), folder=str(tmp_path), at=1)
+    script = textwrap.dedent(INTERRUPTED).format(
+        tests=os.path.dirname(__file__), folder=str(tmp_path), at=1, loss="Squared()"
+    )
     lines = script.rstrip().splitlines()
     body = "\n".join(
         [*lines[:-1], "try:", "    " + lines[-1], "except KeyboardInterrupt as stop:", "    print(type(stop).__name__)"]
@@ -442,19 +468,72 @@ def test_networks():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"epochs": 0}, "epochs must be an integer of at least 1. Got 0"),
+        ({"epochs": 2.5}, "epochs must be an integer of at least 1. Got 2.5"),
+        ({"epochs": math.nan}, "epochs must be an integer of at least 1. Got nan"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive and finite"),
+        ({"learning_rate": math.nan}, "learning_rate must be positive and finite. Got nan"),
+        ({"learning_rate": math.inf}, "learning_rate must be positive and finite. Got inf"),
         ({"optimizer": "sgd"}, "optimizer must be one of"),
-        ({"precision": "64-true"}, "precision must be one of"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0 and finite. Got -0.1"),
+        ({"weight_decay": math.nan}, "weight_decay must be at least 0 and finite. Got nan"),
+        ({"weight_decay": math.inf}, "weight_decay must be at least 0 and finite. Got inf"),
         ({"schedule": "cosine"}, "schedule must be one of"),
-        ({"validation_fraction": 1.0}, "validation_fraction must be in"),
+        ({"warmup_steps": -1}, "warmup_steps must be an integer of at least 0. Got -1"),
+        ({"warmup_steps": 0.1}, "warmup_steps must be an integer of at least 0. Got 0.1"),
+        ({"gradient_clip": 0.0}, "gradient_clip must be positive and finite, or None. Got 0.0"),
+        ({"gradient_clip": math.nan}, "gradient_clip must be positive and finite, or None. Got nan"),
+        ({"gradient_clip": "1"}, "gradient_clip must be positive and finite, or None. Got '1'"),
+        ({"standardize": "no"}, "standardize must be True or False. Got 'no'"),
+        ({"precision": "64-true"}, "precision must be one of"),
+        ({"compile": None}, "compile must be True, False or a mode of torch.compile. Got None"),
+        ({"validation_fraction": 1.0}, r"validation_fraction must be in \[0, 1\)"),
+        ({"validation_fraction": math.nan}, r"validation_fraction must be in \[0, 1\)"),
+        ({"validation_fraction": "0.1"}, r"validation_fraction must be in \[0, 1\). Got '0.1'"),
         ({"monitor": "accuracy"}, "monitor must be 'loss', 'mrr' or a function"),
+        ({"patience": 0}, "patience must be an integer of at least 1. Got 0"),
+        ({"patience": 2.5}, "patience must be an integer of at least 1. Got 2.5"),
+        ({"check_every": 1.5}, "check_every must be an integer of at least 1. Got 1.5"),
+        ({"keep_data_on_device": "cpu"}, "keep_data_on_device must be True or False. Got 'cpu'"),
+        ({"folder": 3}, "folder must be a path, or None. Got 3"),
+        ({"keep_state": None}, "keep_state must be True or False. Got None"),
+        ({"progress": "bar"}, "progress must be True, False or 'auto'. Got 'bar'"),
+        ({"logger": "csv"}, "logger must be a Lightning logger, a list of them, or None. Got 'csv'"),
+        ({"trainer": [("max_steps", 4)]}, "trainer must be a mapping from names of arguments to their values"),
     ],
 )
 def test_refuses(options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=rf"Training\.{message}"):
         Training(**options)
+
+
+@pytest.mark.parametrize("name", [option.name for option in fields(Training)])
+def test_every_option_is_checked(name):
+    with pytest.raises(InputError, match=rf"Training\.{name} must be "):
+        Training(**{name: b"something else"})
+
+
+def test_takes_what_works(tmp_path):
+    assert Training(epochs=1, warmup_steps=10_000).warmup_steps == 10_000  # longer than the training
+    logger = CSVLogger(tmp_path)
+    Training(folder=tmp_path, logger=[logger, logger], compile="default", validation_fraction=0, weight_decay=0)
+
+
+@dataclass(frozen=True)
+class Absolute(Objective):
+    """Not a function of the distance."""
+
+    scale: float = 1.0
+
+    def mean(self, z, target, residual):
+        return self.scale * (z - target).abs().mean()
+
+
+def test_any_objective():
+    pairs, val = linear_task()
+    history = train(network(), pairs, val, Absolute(), QUICK, seed=0, device=CPU)
+    assert history["val_loss"][-1] < 0.05 < history["val_loss"][0]
 
 
 def test_signal_module_is_untouched_by_a_normal_run():
@@ -464,33 +543,122 @@ def test_signal_module_is_untouched_by_a_normal_run():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A folder with an interrupted training with Huber(1.0), to be refused only."""
+    folder = tmp_path_factory.mktemp("stopped")
+    interrupted_here(folder, Huber(1.0))
+    return folder
+
+
+def dropping(rate: float) -> nn.Module:
+    return nn.Sequential(nn.Dropout(rate), network())
+
+
+def swapped(rows: torch.Tensor) -> torch.Tensor:
+    """The same rows, the first two in the other order."""
+    return torch.cat([rows[1:2], rows[:1], rows[2:]])
+
+
+def nearly(numbers: torch.Tensor) -> torch.Tensor:
+    """As computed with other threads: some last digits differ."""
+    return torch.where(torch.arange(len(numbers))[:, None] % 50 == 0, numbers.nextafter(torch.tensor(9e9)), numbers)
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "told"),
     [
-        {"pairs": lambda p: Pairs(p.inputs + 1, p.targets, p.residuals)},
-        {"pairs": lambda p: Pairs(p.inputs, 2 * p.targets, p.residuals)},
-        {"loss": Huber(0.5)},
-        {"learning_rate": 0.5},
-        {"epochs": 2},
-        {"hidden": (4,)},
+        ({"pairs": lambda p: Pairs(p.inputs + 1, p.targets, p.residuals)}, "inputs"),
+        ({"pairs": lambda p: Pairs(swapped(p.inputs), p.targets, p.residuals)}, "inputs"),
+        ({"pairs": lambda p: Pairs(p.inputs, 2 * p.targets, p.residuals)}, "targets"),
+        ({"pairs": lambda p: Pairs(p.inputs, swapped(p.targets), p.residuals)}, "targets"),
+        ({"pairs": lambda p: Pairs(p.inputs, p.targets, p.residuals + 1)}, "targets"),
+        ({"val": lambda p: Pairs(p.inputs, swapped(p.targets), p.residuals)}, "validation 100 pairs"),
+        ({"val": lambda p: None}, "validation 100 pairs"),
+        ({"loss": Squared()}, "loss Squared()"),
+        ({"loss": Huber(5.0)}, "loss Huber(delta=5.0)"),
+        ({"network": lambda: network((4,))}, "weights"),
+        ({"network": lambda: dropping(0.1)}, "layers"),
+        ({"learning_rate": 0.5}, "adam at 0.5"),
+        ({"learning_rate": 1e-3 + 1e-12}, "adam at 0.001000000001"),
+        ({"epochs": 2}, "2 epochs"),
+        ({"batch_size": 100}, "batches of 100"),
+        ({"optimizer": "adamw"}, "adamw at"),
+        ({"weight_decay": 0.1}, "weight_decay 0.1"),
+        ({"schedule": "linear"}, "linear schedule"),
+        ({"warmup_steps": 3}, "warmup_steps 3"),
+        ({"gradient_clip": 1.0}, "gradient_clip 1.0"),
+        ({"standardize": False}, "standardize False"),
+        ({"precision": "bf16-mixed"}, "precision bf16-mixed"),
+        ({"compile": True}, "compile True"),
+        ({"validation_fraction": 0.2}, "validation_fraction 0.2"),
+        ({"monitor": nearly}, f"monitor {__name__}.nearly"),
+        ({"patience": 3}, "patience 3"),
+        ({"check_every": 2}, "check_every 2"),
+        ({"trainer": {"accumulate_grad_batches": 2}}, "trainer.accumulate_grad_batches 2"),
     ],
-    ids=lambda change: next(iter(change)),
+    ids=lambda part: next(iter(part)) if isinstance(part, dict) else None,
 )
-def test_resuming_something_else_is_refused(tmp_path, change):
-    interrupted_here(tmp_path)
+def test_resuming_something_else_is_refused(stopped, change, told):
     pairs, val = linear_task()
-    pairs = change.get("pairs", lambda p: p)(pairs)
+    pairs, val = change.get("pairs", lambda p: p)(pairs), change.get("val", lambda p: p)(val)
+    own = {name: value for name, value in change.items() if name not in ("pairs", "val", "loss", "network")}
+    options = Training(**{"epochs": 8, "folder": str(stopped), "patience": None, **own})
+    made = change.get("network", network)()
+    with pytest.raises(TrainingError, match="training of something else") as refusal:
+        train(made, pairs, val, change.get("loss", Huber(1.0)), options, seed=3, device=CPU)
+    assert told in str(refusal.value)
+
+
+def test_options_that_change_nothing_may_change(tmp_path):
+    """And so may the last digits of targets, which are computed anew: by other threads, perhaps."""
+    interrupted_here(tmp_path / "run", Huber(1.0))
+    at = At()
     options = Training(
-        epochs=change.get("epochs", 8),
-        learning_rate=change.get("learning_rate", 1e-3),
-        folder=str(tmp_path),
+        epochs=8,
         patience=None,
+        folder=str(tmp_path / "run"),
+        keep_state=True,
+        keep_data_on_device=False,
+        progress=False,
+        logger=CSVLogger(tmp_path / "log"),
+        trainer={"callbacks": [at], "log_every_n_steps": 1},
     )
-    with pytest.raises(TrainingError, match="training of something else"):
-        train(network(change.get("hidden", ())), pairs, val, change.get("loss", Squared()), options, seed=3, device=CPU)
+    pairs, val = linear_task()
+    close = Pairs(pairs.inputs, nearly(pairs.targets), pairs.residuals)
+    assert not torch.equal(close.targets, pairs.targets)
+    train(network(), close, val, Huber(1.0), options, seed=3, device=CPU)
+    assert at.batches[0] == (2, 0)
 
 
-def interrupted_here(folder) -> None:
+def test_a_function_is_the_same_in_another_process(tmp_path):
+    interrupted(tmp_path, at=4, loss="Custom(torch.nn.functional.relu)")
+    at = At()
+    options = Training(epochs=8, folder=str(tmp_path), patience=None, trainer={"callbacks": [at]})
+    pairs, val = linear_task()
+    with pytest.raises(TrainingError, match=r"Custom\(c=torch.nn.functional.relu\).*now.*functional.silu\)"):
+        train(network(), pairs, val, Custom(nn.functional.silu), options, seed=3, device=CPU)
+    train(network(), pairs, val, Custom(nn.functional.relu), options, seed=3, device=CPU)
+    assert at.batches[0] == (4, 1)
+
+
+class Plain:
+    def method(self):
+        pass
+
+
+def test_names_hold_no_addresses():
+    loss = Ranked(Custom(nearly))
+    assert _named(loss) == f"Ranked(base=Custom(c={__name__}.nearly), weight=1.0, temperature=0.05)"
+    assert _named(Plain()) == f"<{__name__}.Plain object>"
+    for value in (torch.log1p, partial(nearly, 1), Plain().method, lambda d2: d2, [Plain()]):
+        assert "0x" not in _named(value)
+    numbers = torch.arange(5000.0)
+    assert _named(numbers) == _named(numbers.clone()) != _named(numbers.flip(0))
+    assert _named(numbers[1]) != _named(numbers[2])
+
+
+def interrupted_here(folder, loss=Squared()) -> None:  # noqa: B008 # frozen
     """Leave the checkpoint of a training that stopped in its third epoch."""
 
     class Stop(Callback):
@@ -502,7 +670,7 @@ def interrupted_here(folder) -> None:
     options = Training(epochs=8, folder=str(folder), patience=None, trainer={"callbacks": [Stop()]})
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
         patch.setattr(callbacks, "STATE_PAUSE", 0.0)
-        train(network(), pairs, val, Squared(), options, seed=3, device=CPU)
+        train(network(), pairs, val, loss, options, seed=3, device=CPU)
 
 
 def test_damaged_checkpoints_are_said(tmp_path):

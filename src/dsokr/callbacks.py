@@ -44,7 +44,7 @@ class Bookkeeper(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         row = {"epoch": trainer.current_epoch + 1, "train_loss": module.epoch_loss()}  # type: ignore[operator] # our module
-        if row["epoch"] % trainer.check_val_every_n_epoch == 0:
+        if row["epoch"] % (trainer.check_val_every_n_epoch or 1) == 0:
             row |= {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("val_")}
         self.rows.append(row)
         if self.folder is not None:

@@ -399,7 +399,10 @@ def embed(
     model: Model,
     library: Annotated[Path, typer.Argument(help="Candidates: a table, a .smi list, or lines; compressed or not.")],
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
-    kind: Annotated[IndexKind, typer.Option(help="exact, or by FAISS: flat, hnsw or ivfpq.")] = IndexKind.exact,
+    kind: Annotated[
+        IndexKind | None,
+        typer.Option(help="exact, or by FAISS: flat, hnsw or ivfpq. By default as it is; a new index is exact."),
+    ] = None,
     rule: RuleName = None,
     dtype: Annotated[IndexDtype, typer.Option(help="float16 is half the size.")] = IndexDtype.float32,
     recall: Annotated[float, typer.Option(help="Share of the 10 best that hnsw and ivfpq must find.")] = 0.95,
@@ -419,7 +422,8 @@ def embed(
     problems = Problems.of(on_error)
     with _notes():
         predictor = Predictor.load(model, device)
-        options = BuildOptions(kind.value, rule or predictor.rule, dtype.value, recall)  # type: ignore[arg-type] # checked there
+        wanted = rule or (predictor.rule if kind else None)
+        options = BuildOptions(kind and kind.value, wanted, dtype.value, recall)  # type: ignore[arg-type] # checked there
         done = embedding.embed(
             predictor, library, out, options, problems, column=candidates_column, say=_teller(as_json), restart=restart
         )
@@ -440,9 +444,13 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = 10.0,
     most: Annotated[int, typer.Option("--max-k", min=1, help="Candidates that may be asked for.")] = 100,
+    allowed: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", help="Another name to answer to, such as that of a proxy. May be repeated."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Show the model as a web page: type an input, see the best candidates. Nothing outside is asked."""
+    """Show the model as a web page: type an input, see the best candidates. Once it runs, it asks nothing outside."""
     from dsokr.serve import Limits, create_app, server
     from dsokr.tool import Predictor, embedding
 
@@ -452,7 +460,7 @@ def serve(
         predictor = Predictor.load(model, device)
         candidates = embedding.opened(predictor, index)
     examples = embedding.example_inputs(predictor)
-    app = create_app(predictor, candidates, Limits(seconds=timeout, k=most), examples)
+    app = create_app(predictor, candidates, Limits(seconds=timeout, k=most), examples, [host, *(allowed or [])])
     server.run(app, host, port, say=_teller(False))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Generator, Tensor
@@ -19,7 +19,19 @@ from torch.nn import functional as F
 from dsokr.errors import InputError
 
 
-class Loss(ABC):
+class Objective(Protocol):
+    """What a network is trained for: a mean over a batch, whether of a distance or not. ``among`` is inherited."""
+
+    @abstractmethod
+    def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
+        """What is made small, for the outputs z of the network."""
+
+    def among(self, targets: Tensor) -> Self:
+        """The objective of a training with these targets, for those that look at all of them."""
+        return self
+
+
+class Loss(Objective, ABC):
     """A non-decreasing function c of the squared distance."""
 
     @abstractmethod
@@ -29,10 +41,6 @@ class Loss(ABC):
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         """The mean of c(‖z_i − target_i‖² + residual_i) over a batch."""
         return self((z - target).square().sum(dim=1) + residual).mean()
-
-    def among(self, targets: Tensor) -> Loss:
-        """The loss of a training with these targets, for losses that look at all of them."""
-        return self
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,7 @@ class Ranked(Loss):
     others: Directions | None = field(default=None, repr=False, compare=False)  # None: those of the batch
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "base", as_loss(self.base))
         for name in ("weight", "temperature"):
             if not getattr(self, name) > 0:
                 raise InputError(f"Ranked.{name} must be positive. Got {getattr(self, name)}.")
@@ -108,7 +117,7 @@ class Ranked(Loss):
     def __call__(self, d2: Tensor) -> Tensor:
         return self.base(d2)
 
-    def among(self, targets: Tensor) -> Loss:
+    def among(self, targets: Tensor) -> Self:
         return replace(self, base=self.base.among(targets), others=Directions.of(targets))
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:

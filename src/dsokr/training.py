@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+import os
+import re
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from numbers import Real
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
 from zipfile import is_zipfile
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.loggers import Logger
 from torch import Generator, Tensor, nn
 
 from dsokr.callbacks import Bookkeeper, Progress, StateKeeper
 from dsokr.devices import seeded
-from dsokr.errors import InputError, Interrupted, TrainingError
-from dsokr.losses import Loss
+from dsokr.errors import InputError, Interrupted, TrainingError, require_integer
+from dsokr.losses import Objective
 from dsokr.networks import Standardized, lengths, paces
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -29,6 +35,7 @@ Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a num
 Evaluate = Callable[[Tensor], float]  # coefficients of the validation inputs (n, p) -> a score, better when larger
 
 MIXED = 20  # batches whose inputs are sorted by length among themselves
+BLOCK = 2**24  # bytes of a tensor looked at together, when it is compared with that of an interrupted training
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,10 @@ class Training:
     trainer: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further arguments of Lightning's Trainer
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "check_every"):
-            if int(getattr(self, name)) < 1:
-                raise InputError(f"Training.{name} must be at least 1. Got {getattr(self, name)}.")
-        if not self.learning_rate > 0:
-            raise InputError(f"Training.learning_rate must be positive. Got {self.learning_rate}.")
-        if not 0 <= self.validation_fraction < 1:
-            raise InputError(f"Training.validation_fraction must be in [0, 1). Got {self.validation_fraction}.")
+        for name, least in (("epochs", 1), ("batch_size", 1), ("warmup_steps", 0), ("check_every", 1)):
+            require_integer(self, name, getattr(self, name), least)
+        if self.patience is not None:
+            require_integer(self, "patience", self.patience, least=1)
         for name, allowed in (
             ("optimizer", ("adam", "adamw")),
             ("schedule", ("constant", "linear")),
@@ -84,8 +88,38 @@ class Training:
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"Training.{name} must be one of {allowed}. Got {getattr(self, name)!r}.")
-        if self.monitor not in ("loss", "mrr") and not callable(self.monitor):
-            raise InputError(f"Training.monitor must be 'loss', 'mrr' or a function of outputs. Got {self.monitor!r}.")
+        for name, (wanted, is_right) in CHECKS.items():
+            if not is_right(getattr(self, name)):
+                raise InputError(f"Training.{name} must be {wanted}. Got {getattr(self, name)!r}.")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_logger(value: Any) -> bool:
+    return all(isinstance(one, Logger) for one in (value if isinstance(value, list | tuple) else [value]))
+
+
+CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # what options other than whole numbers and names must be
+    "learning_rate": ("positive and finite", lambda value: _is_finite(value) and value > 0),
+    "weight_decay": ("at least 0 and finite", lambda value: _is_finite(value) and value >= 0),
+    "gradient_clip": ("positive and finite, or None", lambda value: value is None or (_is_finite(value) and value > 0)),
+    "validation_fraction": ("in [0, 1)", lambda value: _is_finite(value) and 0 <= value < 1),
+    "standardize": ("True or False", _is_bool),
+    "keep_data_on_device": ("True or False", _is_bool),
+    "keep_state": ("True or False", _is_bool),
+    "compile": ("True, False or a mode of torch.compile", lambda value: isinstance(value, bool | str) and value != ""),
+    "progress": ("True, False or 'auto'", lambda value: _is_bool(value) or value == "auto"),
+    "monitor": ("'loss', 'mrr' or a function of outputs", lambda value: callable(value) or value in ("loss", "mrr")),
+    "folder": ("a path, or None", lambda value: value is None or isinstance(value, str | os.PathLike)),
+    "logger": ("a Lightning logger, a list of them, or None", lambda v: v is None or _is_bool(v) or _is_logger(v)),
+    "trainer": ("a mapping from names of arguments to their values", lambda value: isinstance(value, Mapping)),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +163,7 @@ def train(
     network: nn.Module,
     pairs: Pairs,
     validation: Pairs | None,
-    loss: Loss,
+    loss: Objective,
     training: Training,
     *,
     seed: int,
@@ -141,7 +175,7 @@ def train(
     ``evaluate`` scores the coefficients of the validation inputs when the monitor is a task metric. The global random
     state is the same before and after.
     """
-    fingerprint = "" if training.folder is None else _fingerprint(network, pairs, loss, training, seed)
+    fingerprint = "" if training.folder is None else _fingerprint(network, pairs, validation, loss, training, seed)
     book = Bookkeeper("val_score" if evaluate else "val_loss", training.folder, fingerprint)
     book.open()
     module = _Regression(network, pairs, validation, loss, training, seed, evaluate)
@@ -154,8 +188,10 @@ def train(
     keeper = None if training.folder is None else StateKeeper(training.folder)
     if keeper is not None:
         callbacks.append(keeper)
-    with _quiet(), seeded(seed):
+    with seeded(seed), _quiet():
         _run(pl.Trainer(**_trainer_arguments(training, module, callbacks, device)), module, keeper)
+    if not book.best_weights:
+        raise TrainingError("Training ended before its first epoch did: the arguments in Training.trainer stop it.")
     network.load_state_dict(book.best_weights)
     book.finish(network, training.keep_state)
     network.to(device).eval()
@@ -164,6 +200,7 @@ def train(
 
 def _trainer_arguments(training: Training, module: _Regression, callbacks: list[Callback], device: torch.device) -> Any:
     further = dict(training.trainer)
+    own = further.pop("callbacks", None) or []
     return {
         "accelerator": "gpu" if device.type == "cuda" else device.type,
         "devices": [device.index or 0] if device.type == "cuda" else 1,
@@ -173,7 +210,7 @@ def _trainer_arguments(training: Training, module: _Regression, callbacks: list[
         "check_val_every_n_epoch": training.check_every,
         "logger": training.logger or False,
         "log_every_n_steps": min(50, module.steps_per_epoch),
-        "callbacks": callbacks + list(further.pop("callbacks", [])),
+        "callbacks": callbacks + ([own] if isinstance(own, Callback) else list(own)),
         "enable_checkpointing": training.folder is not None,
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -215,16 +252,83 @@ def _ctrl_c(keeper: StateKeeper | None) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _fingerprint(network: nn.Module, pairs: Pairs, loss: Loss, training: Training, seed: int) -> str:
-    """What must be the same for a checkpoint to be continued, in words; the data by the sums of their numbers."""
-    inputs, targets = (part.sum(dtype=torch.float64).item() for part in (pairs.inputs, pairs.targets))
+SAID = {"epochs", "batch_size", "learning_rate", "optimizer", "schedule", "monitor"}  # in every fingerprint
+WITHOUT_EFFECT = {"folder", "keep_state", "keep_data_on_device", "progress", "logger"}  # on what is learnt
+TRAINER_WITHOUT_EFFECT = {
+    *("callbacks", "logger", "profiler", "default_root_dir", "log_every_n_steps"),
+    *("enable_progress_bar", "enable_model_summary"),
+}
+
+
+def _fingerprint(
+    network: nn.Module, pairs: Pairs, validation: Pairs | None, loss: Objective, training: Training, seed: int
+) -> str:
+    """What must be the same for a checkpoint to be continued, in words.
+
+    Functions enter by their names, callbacks not at all. Inputs enter by a hash, and targets, which are computed and
+    with another number of threads differ in their last digits, by a sum that depends on the place of every number.
+    """
     weights = sum(w.numel() for w in network.parameters())
-    monitor = training.monitor if isinstance(training.monitor, str) else getattr(training.monitor, "__name__", "metric")
+    layers = hashlib.sha256(_named(network).encode()).hexdigest()[:16]
+    held_out = "" if validation is None else f", validation {_marks(validation)}"
     return (
-        f"seed {seed}, {len(pairs)} pairs (inputs {inputs:.6e}, targets {targets:.6e}), p = {pairs.targets.shape[1]}, "
-        f"{weights} weights, {type(loss).__name__} loss, {training.epochs} epochs in batches of {training.batch_size}, "
-        f"{training.optimizer} at {training.learning_rate:g}, {training.schedule} schedule, monitor {monitor}"
+        f"seed {seed}, {_marks(pairs)}{held_out}, p = {pairs.targets.shape[1]}, "
+        f"{weights} weights (layers {layers}), loss {_named(loss)}, "
+        f"{training.epochs} epochs in batches of {training.batch_size}, {training.optimizer} at "
+        f"{training.learning_rate}, {training.schedule} schedule, monitor {_named(training.monitor)}"
+        + "".join(f", {name} {_named(value)}" for name, value in _further_options(training).items())
     )
+
+
+def _further_options(training: Training) -> dict[str, Any]:
+    """Those that have an effect and are not as by default."""
+    own = {f.name: getattr(training, f.name) for f in fields(training) if f.name not in SAID | WITHOUT_EFFECT}
+    further = {name: value for name, value in own.items() if name != "trainer" and value != getattr(Training, name)}
+    for name, value in sorted(training.trainer.items()):
+        if name not in TRAINER_WITHOUT_EFFECT:
+            further[f"trainer.{name}"] = value
+    return further
+
+
+def _named(value: Any) -> str:
+    """A value in words that are the same in another process, without addresses in memory."""
+    if isinstance(value, str | Real):
+        return str(value)
+    if isinstance(value, Tensor):
+        return f"tensor {_hash_of(torch.atleast_1d(value))}"
+    if isinstance(value, FunctionType | BuiltinFunctionType | type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if is_dataclass(value):
+        parts = (f"{f.name}={_named(getattr(value, f.name))}" for f in fields(value) if f.repr)
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _marks(pairs: Pairs) -> str:
+    return f"{len(pairs)} pairs (inputs {_hash_of(pairs.inputs)}, targets {_mixed_sum(pairs):.5e})"
+
+
+def _hash_of(tensor: Tensor) -> str:
+    """The beginning of the SHA-256 of its type, shape and bytes."""
+    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    for block in _blocks(tensor):
+        found.update(block.contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
+
+
+def _mixed_sum(pairs: Pairs) -> float:
+    """Σ_ij u_i t_ij v_j with random numbers u and v, the same ones always; the residuals are one more column of t."""
+    n, p = pairs.targets.shape
+    generator = Generator().manual_seed(0)
+    u, v = (torch.randn(size, generator=generator, dtype=torch.float64) for size in (n, p + 1))
+    along = torch.cat([block.double() @ v[:p] for block in _blocks(pairs.targets)])
+    return (u @ (along + v[p] * pairs.residuals.cpu().double())).item()
+
+
+def _blocks(tensor: Tensor) -> Iterator[Tensor]:
+    """Its rows in main memory, some at a time."""
+    for block in tensor.detach().split(max(1, BLOCK // max(1, tensor[:1].nbytes))):
+        yield block.cpu()
 
 
 @contextmanager
@@ -278,7 +382,7 @@ class _Regression(pl.LightningModule):
         network: nn.Module,
         pairs: Pairs,
         validation: Pairs | None,
-        loss: Loss,
+        loss: Objective,
         training: Training,
         seed: int,
         evaluate: Evaluate | None,
@@ -298,7 +402,7 @@ class _Regression(pl.LightningModule):
             device = self.trainer.strategy.root_device
             self.pairs = self.pairs.to(device)
             self.validation = None if self.validation is None else self.validation.to(device)
-        self.loss = self.loss.among(self.pairs.targets)
+        self.loss = self.loss.among(self.pairs.targets.to(self.trainer.strategy.root_device))
         self._batch_loss = self._compiled_loss() if self.training_options.compile else self._plain_loss
 
     def train_dataloader(self) -> SlicedBatches:

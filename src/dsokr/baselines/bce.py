@@ -16,6 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from dsokr.baselines.sisokr import paired
 from dsokr.devices import resolve_device
 from dsokr.errors import InputError
+from dsokr.losses import Objective
 from dsokr.metrics import f1
 from dsokr.networks import NetworkFactory, Standardized, built, outputs_of, prepared
 from dsokr.training import Metric, Pairs, Training, train
@@ -24,7 +25,7 @@ THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # tried when
 
 
 @dataclass(frozen=True)
-class BinaryCrossEntropy:
+class BinaryCrossEntropy(Objective):
     """Σ_l log(1 + exp(−s_l z_l)) with s_l = 1 for the labels of a set and −1 for others, as a mean over pairs.
 
     >>> BinaryCrossEntropy().mean(torch.zeros(3, 1), torch.ones(3, 1), torch.zeros(3))
@@ -33,9 +34,6 @@ class BinaryCrossEntropy:
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         return binary_cross_entropy_with_logits(z, target, reduction="sum") / len(z)
-
-    def among(self, targets: Tensor) -> BinaryCrossEntropy:
-        return self
 
 
 class LabelNetwork(BaseEstimator):
@@ -93,7 +91,7 @@ class LabelNetwork(BaseEstimator):
             self.network_,
             pairs,
             val,
-            BinaryCrossEntropy(),  # type: ignore[arg-type] # not a function of a distance, but only its mean is asked for
+            BinaryCrossEntropy(),
             self.training,
             seed=seed,
             device=resolve_device(self.device),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from dsokr.devices import resolve_device, seeded
 from dsokr.errors import InputError, MissingExtraError
+from dsokr.losses import Objective
 from dsokr.metrics import ranks
 from dsokr.networks import NetworkFactory, built, lengths, outputs_of, paces, prepared
 from dsokr.training import Pairs, Training, train
@@ -157,19 +158,16 @@ class _Towers(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Contrast:
+class _Contrast(Objective):
     """−log of the chance that a text picks its molecule among the batch's, and a molecule its text."""
 
-    towers: _Towers
+    towers: _Towers = field(repr=False)
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         molecules = self.towers.molecule(target[:, 0].long()).float()
         similarity = (z * self.towers.temperature.exp()) @ molecules.T
         own = torch.arange(len(z), device=z.device)
         return F.cross_entropy(similarity, own) + F.cross_entropy(similarity.T, own)
-
-    def among(self, targets: Tensor) -> _Contrast:
-        return self
 
 
 class CMAM(BaseEstimator):
@@ -215,7 +213,7 @@ class CMAM(BaseEstimator):
             towers,
             _pairs(towers, X, rows),
             _pairs(towers, *validation),
-            _Contrast(towers),  # type: ignore[arg-type] # not a function of a distance, but only its mean is asked for
+            _Contrast(towers),
             self.training,
             seed=seed,
             device=resolve_device(self.device),

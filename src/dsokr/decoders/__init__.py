@@ -2,12 +2,12 @@
 
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.candidates import Candidates
-from dsokr.decoders.embedded import EmbeddedOutputs, largest
+from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.decoders.gradient import Box, Gradient, Simplex
 from dsokr.decoders.labels import LabelSet
 from dsokr.decoders.moves import Molecules, Moves, Neighbors
 from dsokr.decoders.rankings import HammingRanking, Kemeny, Lehmer
-from dsokr.decoders.scan import Ranking
+from dsokr.decoders.scan import Ranking, largest
 from dsokr.decoders.search import GraphSearch
 from dsokr.decoders.strings import NGram
 

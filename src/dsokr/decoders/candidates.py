@@ -16,8 +16,9 @@ from dsokr.outputs import Outputs, as_outputs, take
 
 @dataclass(frozen=True)
 class Candidates(Decoder):
-    """The best-scoring output of a list: the distinct training outputs, or those given. Exact.
+    """The best-scoring output of a list: the distinct training outputs, or those given.
 
+    Exact: all are scored, in double precision; scores that agree in single precision are equal, and the first wins.
     ``rule`` says how outputs are scored, see :func:`dsokr.basis.embedded_scores`. ``"kernel"`` is the paper's;
     ``"auto"`` takes the one that does best on the validation pairs, and the paper's if there are none.
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from dsokr.basis import BLOCK, Rule, SketchedBasis, embedded_scores
 from dsokr.decoders.scan import Ranking, Scan
+from dsokr.errors import InputError
 from dsokr.metrics import ranks
 from dsokr.outputs import Outputs, as_outputs, blocks, count, take
-from dsokr.rounding import single
+from dsokr.rounding import LARGE, SMALL, single
 
 QUERY_BLOCK = 1024  # rows of coefficients scored at once against a block of outputs
 
@@ -60,49 +61,75 @@ class EmbeddedOutputs:
 
     def top(self, z: Tensor, k: int, rule: Rule) -> Ranking:
         """The k best outputs for every row of z, exactly; of equal ones the first. Memory O(n · k) and a block."""
-        k = min(k, len(self))
-        z = self.basis.checked(z)
-        if z.device.type == "cpu":
-            scan = Scan(z, k, rule)
-            for _, embedding, diag in self.blocks():
-                scan.add(embedding, diag.numpy(), torch.linalg.vector_norm(embedding, dim=1).numpy())
-            return scan.ranking()
-        return self._top_by_sorting(z, k, rule)
+        scan = Scan(self.basis.checked(z), k, rule)
+        self.add_to(scan)
+        return scan.ranking()
 
-    def _top_by_sorting(self, z: Tensor, k: int, rule: Rule) -> Ranking:
-        """All in double precision, which a GPU is good at, with a small sort for every block."""
-        # ‖z‖² is in all projected scores of a row; near a score of zero it would hide which ones are equal
-        constant = torch.linalg.vecdot(z, z)[:, None] * (rule == "projected")
-        best = torch.full((len(z), k), -torch.inf, dtype=z.dtype, device=z.device)
-        at = torch.zeros((len(z), k), dtype=torch.long, device=z.device)
-        for where, embedding, diag in self.blocks():
-            for rows in torch.arange(len(z), device=z.device).split(QUERY_BLOCK):
-                scores = embedded_scores(z[rows], embedding, diag, rule).add_(constant[rows])
-                found, columns = largest(scores, min(k, scores.shape[1]))
-                merged = torch.cat([best[rows], found], dim=1)
-                places = torch.cat([at[rows], columns + where.start], dim=1)
-                order = single(merged).sort(dim=1, descending=True, stable=True).indices[:, :k]
-                best[rows], at[rows] = merged.gather(1, order), places.gather(1, order)
-        return Ranking(at, best.sub_(constant))
+    def add_to(self, scan: Scan) -> None:
+        """Let a scan see the outputs, after those that it has seen already."""
+        for _, embedding, diag in self.blocks():
+            norm = torch.linalg.vector_norm(embedding, dim=1)
+            scan.add(embedding, diag.cpu().numpy(), norm.cpu().numpy())
 
     def ranks(self, z: Tensor, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
         """The rank of output ``truth[i]`` for row i of z among all the outputs; see :func:`dsokr.metrics.ranks`."""
-        z, truth = self.basis.checked(z), truth.to(self.basis.device)
+        z, truth = self.basis.checked(z), self._places(truth, len(z))
+        if not self.keep:
+            return self._streamed_ranks(z, truth, rule)
         parts = torch.arange(len(z), device=z.device).split(QUERY_BLOCK)
         return torch.cat([ranks(embedded_scores(z[at], *self.coordinates(), rule), truth[at]) for at in parts])
 
+    def _places(self, truth: Tensor, n: int) -> Tensor:  # (n,)
+        truth = torch.as_tensor(truth, dtype=torch.long, device=self.basis.device)
+        if truth.shape != (n,):
+            raise InputError(f"Ranks take the true output of each of the {n} rows. Got shape {tuple(truth.shape)}.")
+        wrong = (truth < 0) | (truth >= len(self))
+        if wrong.any():
+            at = int(wrong.nonzero()[0])
+            got = f"Got {int(truth[at])} in row {at}."
+            raise InputError(f"The true candidate must be one of the {len(self)}, counted from 0. {got}")
+        return truth
 
-def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
-    """The k largest of every row, with their columns; of equal ones the first.
+    def _streamed_ranks(self, z: Tensor, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
+        """Block by block, and once more if the scores turn out to need another unit; see :mod:`dsokr.rounding`."""
+        own = z.new_empty(len(z), 1)
+        for at in _parts(len(z)):
+            right = take(self.outputs, truth[at])
+            scores = embedded_scores(z[at], self.basis.embed(right), self.basis.diag(right), rule)
+            own[at] = scores.diagonal()[:, None]
+        found, size = self._counted(z, truth, own, None, rule)
+        if ((size < LARGE) & ((size > SMALL) | (size == 0))).all():
+            return found
+        return self._counted(z, truth, own, size, rule)[0]
 
-    Scores that agree in single precision are equal: the last bits of a sum depend on where in a block it stands, so
-    that without this even two copies of one output would differ. ``topk`` itself would take any of several equal ones.
-    """
-    keys = single(scores)
-    least = keys.topk(k, dim=1).values[:, -1:]
-    above, equal = keys > least, keys == least
-    chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
-    columns = chosen.nonzero()[:, 1].reshape(len(scores), k)
-    order = keys.gather(1, columns).sort(dim=1, descending=True, stable=True).indices
-    columns = columns.gather(1, order)
-    return scores.gather(1, columns), columns
+    def _counted(
+        self, z: Tensor, truth: Tensor, own: Tensor, size: Tensor | None, rule: Rule
+    ) -> tuple[Tensor, Tensor]:  # (n,), (n, 1)
+        """The ranks, if rows have scores up to ``size`` (None: none needs another unit), and the size they have."""
+        found, most = z.new_ones(len(z)), torch.zeros_like(own)
+        for where, embedding, diag in self.blocks():
+            for at in _parts(len(z)):
+                scores = embedded_scores(z[at], embedding, diag, rule)
+                most[at] = most[at].maximum(_size(scores, at.start))
+                if size is None:
+                    mine, others = own[at].float(), scores.float()
+                else:
+                    _, mine, others = single(torch.cat([size[at], own[at], scores], dim=1)).tensor_split((1, 2), dim=1)
+                right = ((truth[at] >= where.start) & (truth[at] < where.stop)).nonzero()[:, 0]
+                others[right, truth[at][right] - where.start] = torch.nan  # neither better than itself nor equal
+                found[at] += (others > mine).sum(dim=1) + (others == mine).sum(dim=1) / 2
+        return found, most
+
+
+def _size(scores: Tensor, first: int) -> Tensor:  # (n, c) -> (n, 1)
+    """The size of the largest finite score of every row."""
+    least, most = torch.aminmax(scores, dim=1, keepdim=True)
+    size = torch.maximum(-least, most)
+    if size.isnan().any():
+        raise InputError(f"Scores must not be NaN. Got NaN in row {first + int(size.isnan().nonzero()[0, 0])}.")
+    return scores.masked_fill(scores.isinf(), 0.0).abs().amax(dim=1, keepdim=True) if size.isinf().any() else size
+
+
+def _parts(n: int) -> Iterator[slice]:
+    """Rows of coefficients that are scored at once."""
+    return (slice(start, start + QUERY_BLOCK) for start in range(0, n, QUERY_BLOCK))

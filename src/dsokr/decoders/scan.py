@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsokr.basis import Rule
+from dsokr.basis import Rule, check_rule
 from dsokr.errors import InputError
-from dsokr.rounding import LARGE, rounded
+from dsokr.rounding import LARGE, rounded, single
 
 QUERIES = 1024  # rows of coefficients scored at once against a block of candidates
 PAIRS = 512  # pairs scored at once in double precision: few enough for a cache
@@ -43,33 +43,40 @@ def constant(rule: Rule, z: Tensor) -> Tensor:  # (q,)
 
 
 class Scan:
-    """For every row of z (float64, on the CPU) the k best of the candidates that were added; of equal ones the first.
+    """For every row of z (float64) the k best of the candidates that were added; of equal ones the first.
 
     Scores that agree in single precision are equal: the last bits of a sum depend on the order of its terms, and two
-    copies of one output would differ. Candidates are scanned in single precision; whichever comes within its rounding
-    error of the best k is scored in double. Memory O(q · k) and a block.
+    copies of one output would differ. On the CPU candidates are scanned in single precision; whichever comes within its
+    rounding error of the best k is scored in double. A GPU is good at double precision: there all are scored in it, and
+    sorted. Memory O(q · k) and a block.
     """
 
     def __init__(self, z: Tensor, k: int, rule: Rule):
+        check_rule(rule)
         self.z, self.rule = z, rule
-        self.parts = [_Rows(rows, k, rule) for rows in z.split(QUERIES) if len(rows)]
+        part = _Rows if z.device.type == "cpu" else _SortedRows
+        self.parts = [part(rows, k, rule) for rows in z.split(QUERIES) if len(rows)]
         self.seen, self.k = 0, k
 
     def add(self, rows: Tensor, diag: np.ndarray, norm: np.ndarray) -> None:
         """The next candidates: ψ̃(y) of any precision, k(y, y) and ‖ψ̃(y)‖."""
         factor, offset = affine(self.rule, diag, norm)
         sizes = _Sizes(*(float(part.max()) for part in (norm, factor, factor * norm, np.abs(offset))))
-        block = _Block(self.seen, rows, rows.float(), torch.from_numpy(factor), torch.from_numpy(offset), sizes)
+        scale, shift = (torch.from_numpy(part).to(rows.device) for part in (factor, offset))
+        block = _Block(self.seen, rows, rows.float(), scale, shift, sizes)
         for part in self.parts:
             part.add(block)
         self.seen += len(rows)
 
     def ranking(self) -> Ranking:
+        """The best so far: k of them, or all if fewer were added."""
         if not self.parts:
-            return Ranking(torch.empty(0, self.k, dtype=torch.long), torch.empty(0, self.k, dtype=torch.float64))
+            empty = self.z.new_empty(0, min(self.k, self.seen))
+            return Ranking(empty.long(), empty)
         found = Ranking(*(torch.cat(found) for found in zip(*(part.ranking() for part in self.parts), strict=True)))
-        if self.seen >= self.k and (found.indices < 0).any():
-            at = int((found.indices < 0).any(dim=1).nonzero()[0])
+        finite = torch.isfinite(found.scores).all(dim=1)
+        if not finite.all():
+            at = int((~finite).nonzero()[0])
             raise InputError(f"The scores of candidates are not finite in row {at}. Bring outputs to a smaller scale.")
         return found
 
@@ -100,10 +107,11 @@ class _Rows:
     def __init__(self, z: Tensor, k: int, rule: Rule):
         self.z, self.single, self.k, self.rule = z, z.float(), k, rule
         self.lengths = torch.linalg.vector_norm(z, dim=1)
-        self.best = _Best(len(z), k)
+        self.best = _Best(len(z))
 
     def add(self, block: _Block) -> None:
         start, rows, single, factor, offset, sizes = block
+        self.best.widen(min(self.k, start + len(rows)))
         length = float(self.lengths.max())
         if max(length, length * sizes.norm, length * sizes.scaled, *sizes) < LARGE:
             scores = (self.single @ single.T).mul_(factor.float()).add_(offset.float())
@@ -136,6 +144,43 @@ class _Rows:
         return Ranking(self.best.indices, self.best.scores + constant(self.rule, self.z)[:, None])
 
 
+class _SortedRows:
+    """All in double precision, with a small sort for every block."""
+
+    def __init__(self, z: Tensor, k: int, rule: Rule):
+        self.z, self.k, self.rule = z, k, rule
+        self.scores = z.new_empty(len(z), 0)
+        self.indices = self.scores.long()
+
+    def add(self, block: _Block) -> None:
+        scores = (self.z @ block.rows.double().T).mul_(block.factor).add_(block.offset)
+        scores.masked_fill_(scores.isnan(), -torch.inf)
+        found, columns = largest(scores, min(self.k, scores.shape[1]))
+        merged = torch.cat([self.scores, found], dim=1)
+        places = torch.cat([self.indices, columns + block.start], dim=1)
+        order = single(merged).sort(dim=1, descending=True, stable=True).indices[:, : self.k]
+        self.scores, self.indices = merged.gather(1, order), places.gather(1, order)
+
+    def ranking(self) -> Ranking:
+        return Ranking(self.indices, self.scores + constant(self.rule, self.z)[:, None])
+
+
+def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
+    """The k largest of every row, with their columns; of equal ones the first.
+
+    Scores that agree in single precision are equal: the last bits of a sum depend on where in a block it stands, so
+    that without this even two copies of one output would differ. ``topk`` itself would take any of several equal ones.
+    """
+    keys = single(scores)
+    least = keys.topk(k, dim=1).values[:, -1:]
+    above, equal = keys > least, keys == least
+    chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
+    columns = chosen.nonzero()[:, 1].reshape(len(scores), k)
+    order = keys.gather(1, columns).sort(dim=1, descending=True, stable=True).indices
+    columns = columns.gather(1, order)
+    return scores.gather(1, columns), columns
+
+
 def paired(z: Tensor, rows: Tensor, query: Tensor, candidate: Tensor) -> Tensor:  # (h,)
     """⟨z_q, ψ̃_c⟩ in double precision, pair by pair."""
     parts = zip(query.split(PAIRS), candidate.split(PAIRS), strict=True)
@@ -145,9 +190,16 @@ def paired(z: Tensor, rows: Tensor, query: Tensor, candidate: Tensor) -> Tensor:
 class _Best:
     """The best k so far of every query, best first; of those equal in single precision the first."""
 
-    def __init__(self, queries: int, k: int):
-        self.indices = torch.full((queries, k), -1, dtype=torch.long)
-        self.scores = torch.full((queries, k), -torch.inf, dtype=torch.float64)
+    def __init__(self, queries: int):
+        self.indices = torch.empty(queries, 0, dtype=torch.long)
+        self.scores = torch.empty(queries, 0, dtype=torch.float64)
+
+    def widen(self, k: int) -> None:
+        """Make room for k, which may be more than there will ever be candidates: only when they have come."""
+        more = k - self.scores.shape[1]
+        if more > 0:
+            self.indices = torch.nn.functional.pad(self.indices, (0, more), value=-1)
+            self.scores = torch.nn.functional.pad(self.scores, (0, more), value=-torch.inf)
 
     def merge(self, query: Tensor, index: Tensor, score: Tensor) -> None:
         touched, place = query.unique(return_inverse=True)

@@ -37,6 +37,7 @@ from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs
 from dsokr.estimator import DSOKR
 from dsokr.experiments.results import Results, Row
 from dsokr.kernels import NGram
+from dsokr.losses import Objective
 from dsokr.metrics import char_error, word_accuracy
 from dsokr.networks import CNN, built, outputs_of
 from dsokr.sketches import SubSample
@@ -91,14 +92,12 @@ def new_words(data: WrittenWords, groups: int = 5) -> Iterator[Split]:
 PROTOCOLS: dict[str, Callable[[WrittenWords], Iterator[Split]]] = {"known words": known_words, "new words": new_words}
 
 
-class CrossEntropy:
+@dataclass(frozen=True)
+class CrossEntropy(Objective):
     """−Σ_l y_l log softmax(z)_l, as a mean over letters."""
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         return nn.functional.cross_entropy(z, target)
-
-    def among(self, targets: Tensor) -> CrossEntropy:
-        return self
 
 
 class ExpectedNGrams(nn.Module):
@@ -201,7 +200,7 @@ def letter_classifier(study: Study, words: WrittenWords, seed: int) -> nn.Module
     network = built(study.letters, len(ALPHABET), images, seed)
     training = for_steps(study.letter_training, study.letter_steps, len(images))
     pairs = Pairs(images, targets, torch.zeros(len(images)))
-    train(network, pairs, None, CrossEntropy(), training, seed=seed, device=CPU)  # type: ignore[arg-type] # only its mean is asked for
+    train(network, pairs, None, CrossEntropy(), training, seed=seed, device=CPU)
     return network
 
 

@@ -15,7 +15,7 @@ from dsokr.decoders import Ranking
 from dsokr.errors import InputError
 from dsokr.index import exact
 from dsokr.index.files import Arrays, Head, Texts, mapped_arrays
-from dsokr.index.neighbors import Neighbors
+from dsokr.index.neighbors import Neighbors, faiss_file
 
 
 class CandidateIndex:
@@ -46,7 +46,7 @@ class CandidateIndex:
         if head.kind == "exact":
             return cls(head, arrays)
         rule: Rule = head.rule  # type: ignore[assignment] # checked when built
-        file = folder / "neighbors.faiss"
+        file = faiss_file(folder, head.kind, rule)
         return cls(head, arrays, Neighbors.read(file, head.kind, rule, head.effort, head.count))
 
     @classmethod

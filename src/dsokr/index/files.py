@@ -4,7 +4,7 @@
     psi.bin               ψ̃(y), one row a candidate, float32 or float16
     diag.bin norm.bin     k(y, y) and ‖ψ̃(y)‖ of the stored row, float64
     texts.bin texts.ends  the candidates' own texts in UTF-8, and where each ends; names.bin and names.ends likewise
-    neighbors.faiss       the FAISS index, for kinds that have one
+    neighbors.hnsw.cosine.faiss        the FAISS index of this kind and rule, if the head names them
     draft.json, blocks.jsonl, *.part   of an unfinished build
 
 Numbers are little-endian. Nothing is pickled.
@@ -18,16 +18,19 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 from torch import Tensor
 
 from dsokr import __version__
 from dsokr.basis import SketchedBasis
 from dsokr.errors import InputError
+from dsokr.graphs import GraphBatch
+from dsokr.kernels import Kernel
 
 FORMAT = 1  # of the folder; raised when older versions of the package could not read it
 DTYPES = ("float32", "float16")
@@ -84,17 +87,53 @@ class Head:
 def write_head(file: Path, head: Head) -> None:
     draft = file.with_name(f"{file.name}.part")
     draft.write_text(json.dumps(head.to_json(), indent=2) + "\n", encoding="utf-8")
+    make_sure(draft)
     os.replace(draft, file)
 
 
+def make_sure(file: Path) -> None:
+    """Wait until what was written to a file is on disk."""
+    with file.open("r+b") as written:
+        os.fsync(written.fileno())
+
+
 def fingerprint(basis: SketchedBasis) -> str:
-    """What tells one basis from another: coordinates in one mean nothing in another. The network does not count."""
-    digest = hashlib.sha256(repr(basis.kernel).encode())
-    for part in (basis.projection, basis.weights):
-        if part is not None:
-            digest.update(f"{tuple(part.shape)}".encode())
-            digest.update(part.detach().cpu().double().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    """What tells one basis from another: coordinates in one mean nothing in another. The network does not count.
+
+    The kernel, the anchors, the weights and the projection count, whatever device they are on. Saving a model and
+    loading it elsewhere changes nothing.
+    """
+    parts = [basis.kernel, basis.anchors, basis.weights, basis.projection]
+    return hashlib.sha256(json.dumps(parts, default=_plain).encode()).hexdigest()
+
+
+def _plain(part: Any) -> Any:
+    """What JSON cannot hold in terms of what it can; equal for equal parts, whatever types their numbers have."""
+    if isinstance(part, np.generic):
+        return part.item()
+    if isinstance(part, Tensor):
+        part = part.detach().cpu().numpy()
+    if isinstance(part, np.ndarray):
+        return [part.shape, _checksum(part, "<f8")] if part.dtype.kind in "fiub" else part.tolist()
+    if sp.issparse(part):
+        rows = part.tocsr().sorted_indices()
+        places = [_checksum(array, "<i8") for array in (rows.indptr, rows.indices)]
+        return {"sparse": [rows.shape, *places, _checksum(rows.data, "<f8")]}
+    if isinstance(part, GraphBatch):
+        return list(part)
+    if is_dataclass(part) and not isinstance(part, type):
+        held = {field.name: getattr(part, field.name) for field in fields(part) if field.init and field.compare}
+        return {type(part).__qualname__: held}
+    if isinstance(part, Kernel):
+        return {type(part).__qualname__: vars(part)}
+    raise InputError(
+        f"A basis with a {type(part).__name__} in its kernel or among its outputs has no fingerprint. "
+        "Name the model of the index by a text of your own instead."
+    )
+
+
+def _checksum(array: np.ndarray, dtype: str) -> str:
+    return hashlib.sha256(np.asarray(array, dtype).tobytes()).hexdigest()
 
 
 class Texts(Sequence[str]):

@@ -53,6 +53,7 @@ CHUNK = 16384  # points added at once
 CHECKPOINT_SECONDS = 30.0
 TRAINING_POINTS_PER_CELL = 64
 PQ_BITS = 8
+FEWEST = 39 * 2**PQ_BITS  # candidates for ivfpq: FAISS wants 39 for every code
 
 Say = Callable[[str], None]
 
@@ -128,6 +129,13 @@ class Neighbors:
         return faiss.SearchParametersIVF(nprobe=self.effort) if self.kind == "ivfpq" else None
 
 
+def check_enough(kind: str, count: int) -> None:
+    if kind == "ivfpq" and count < FEWEST:
+        raise InputError(
+            f"An ivfpq index needs {FEWEST:,} candidates to learn from. Got {count:,}. Choose exact or hnsw."
+        )
+
+
 def build_faiss(folder: Path, arrays: Arrays, kind: str, rule: Rule, dtype: str, say: Say) -> Any:
     """Add all candidates to a FAISS index, in :func:`part_file`. An interrupted build goes on, 30 s back at most."""
     faiss = import_faiss()
@@ -158,6 +166,11 @@ def part_file(folder: Path, kind: str, rule: Rule) -> Path:
     return folder / f"neighbors.{kind}.{rule}.part"
 
 
+def faiss_file(folder: Path, kind: str, rule: Rule) -> Path:
+    """The finished FAISS index. It counts once the head names its kind and rule."""
+    return folder / f"neighbors.{kind}.{rule}.faiss"
+
+
 def _empty(faiss: Any, arrays: Arrays, kind: str, rule: Rule, dtype: str, say: Say) -> Any:
     n, d = len(arrays.psi), arrays.psi.shape[1] + 1
     if kind == "flat":
@@ -169,12 +182,8 @@ def _empty(faiss: Any, arrays: Arrays, kind: str, rule: Rule, dtype: str, say: S
         made.train(points(arrays, slice(0, 1), rule))
         return made
     cells = max(1, min(int(4 * n**0.5), n // 39))  # FAISS wants 39 points a cell at least
-    if n < 39 * 2**PQ_BITS:
-        raise InputError(
-            f"An ivfpq index needs {39 * 2**PQ_BITS:,} candidates to learn from. Got {n:,}. Choose exact or hnsw."
-        )
     width = d + d % 2
-    chosen = np.random.default_rng(0).permutation(n)[: max(TRAINING_POINTS_PER_CELL * cells, 39 * 2**PQ_BITS)]
+    chosen = np.random.default_rng(0).permutation(n)[: max(TRAINING_POINTS_PER_CELL * cells, FEWEST)]
     say(f"ivfpq: learning {cells:,} cells from {len(chosen):,} candidates")
     made = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, cells, width // 2, PQ_BITS)
     made.own_fields = False

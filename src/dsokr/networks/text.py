@@ -92,7 +92,9 @@ class EncodedText(nn.Module):
 
         Computed once per data set; those of the last few data sets are kept.
         """
-        tokens = _tokenized(self.tokenizer, self.max_length, _checked("TextEncoder", xs))
+        tokens, notes = _tokenized(self.tokenizer, self.max_length, _checked("TextEncoder", xs))
+        for note in notes:  # every time, though the tokens are computed once
+            warnings.warn(note, stacklevel=2)
         if self.words is None:
             return tokens[:, : self._longest(tokens)].clone()
         whole = F.pad(tokens, (0, self.max_length - tokens.shape[1]), value=self.padding)
@@ -215,28 +217,28 @@ def _tokenizer(name: str, stamp: tuple[Any, ...]) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _tokenized(tokenizer: Any, max_length: int, texts: tuple[str, ...]) -> Tensor:  # (n, longest of them)
+def _tokenized(tokenizer: Any, max_length: int, texts: tuple[str, ...]) -> tuple[Tensor, list[str]]:
+    """Tokens, (n, longest of them), and what there is to say of them."""
+    notes = []
     encoded = tokenizer(list(texts), truncation=True, max_length=max_length + 1, padding=True, return_tensors="np")
     ids, there = encoded["input_ids"], encoded["attention_mask"] > 0
     unknown = (there & (ids == tokenizer.unk_token_id)).sum(axis=1) > (there.sum(axis=1) - 2) / 2
     if unknown.any():
         at = int(np.flatnonzero(unknown)[0])
-        warnings.warn(
+        notes.append(
             f"The encoder knows less than half of the words of {_short(texts[at])} at index {at}, and of "
-            f"{int(unknown.sum()) - 1} more texts: what is said of them is a guess.",
-            stacklevel=2,
+            f"{int(unknown.sum()) - 1} more texts: what is said of them is a guess."
         )
     if ids.shape[1] > max_length:
         cut = there.sum(axis=1) > max_length
-        warnings.warn(
+        notes.append(
             f"{int(cut.sum())} of {len(texts)} texts, the first at index {int(np.flatnonzero(cut)[0])}, have more than "
-            f"{max_length} tokens: the rest of them is not read.",
-            stacklevel=2,
+            f"{max_length} tokens: the rest of them is not read."
         )
         last = ids[cut, max_length]  # the end mark stays
         ids = ids[:, :max_length].copy()
         ids[cut, -1] = last
-    return torch.from_numpy(ids.astype(np.int32))
+    return torch.from_numpy(ids.astype(np.int32)), notes
 
 
 def _checked(owner: str, xs: Sequence[str]) -> tuple[str, ...]:

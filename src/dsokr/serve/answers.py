@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -63,6 +66,14 @@ class Hits(NamedTuple):
     scores: Tensor  # (n, k)
     cosines: Tensor  # (n, k)
     coefficients: Tensor  # (n, p), of the prediction
+    notes: tuple[str, ...] = ()  # why it may be a guess
+
+
+class Computed(NamedTuple):
+    """Coefficients, and what the network warned of meanwhile."""
+
+    z: Tensor  # (n, p)
+    notes: tuple[str, ...]
 
 
 class ToDecode(NamedTuple):
@@ -82,21 +93,21 @@ class Found(NamedTuple):
 
 def answer(model: Model, index: CandidateIndex, questions: Sequence[Question]) -> list[Hits | Exception]:
     """All questions at once: those that follow one rule are one search."""
-    z = _coefficients(model, index.head.dim, questions)
-    answers: list[Hits | Exception] = [found if isinstance(found, Exception) else _NOTHING for found in z]
-    by_rule: dict[Rule, list[int]] = defaultdict(list)
-    for at, found in enumerate(z):
+    computed = _coefficients(model, index.head.dim, questions)
+    answers: list[Hits | Exception] = [found if isinstance(found, Exception) else _NOTHING for found in computed]
+    by_rule: dict[Rule, dict[int, Computed]] = defaultdict(dict)
+    for at, found in enumerate(computed):
         if not isinstance(found, Exception):
-            by_rule[questions[at].rule].append(at)
+            by_rule[questions[at].rule][at] = found
     for rule, members in by_rule.items():
-        rows = torch.cat([z[at] for at in members])  # type: ignore[misc] # the exceptions were left out
+        rows = torch.cat([found.z for found in members.values()])
         ranking = index.search(rows, max(questions[at].k for at in members), rule)
         cosines = index.cosines(rows, ranking.indices)
         start = 0
-        for at in members:
+        for at, found in members.items():
             where, k = slice(start, start + questions[at].size), questions[at].k
             best = ranking.indices[where, :k], ranking.scores[where, :k], cosines[where, :k]
-            answers[at] = Hits(*best, rows[where])
+            answers[at] = Hits(*best, rows[where], found.notes)
             start = where.stop
     return answers
 
@@ -123,32 +134,66 @@ def _rank(model: Model, output: str, best: Sequence[str]) -> int | None:
     return next((rank for rank, other in enumerate(best, start=1) if key(other) == mine), None)
 
 
-def _coefficients(model: Model, dim: int, questions: Sequence[Question]) -> list[Tensor | Exception]:
+def _coefficients(model: Model, dim: int, questions: Sequence[Question]) -> list[Computed | Exception]:
     """Coefficients for every question, or what is wrong with it. The network sees all inputs together if it can."""
-    z: list[Tensor | Exception] = [
-        torch.tensor(question.coefficients or [], dtype=torch.float64).reshape(-1, dim) for question in questions
+    computed: list[Computed | Exception] = [
+        Computed(torch.tensor(question.coefficients or [], dtype=torch.float64).reshape(-1, dim), ())
+        for question in questions
     ]
-    asking = [at for at, question in enumerate(questions) if question.inputs is not None]
-    everything = [cell for at in asking for cell in questions[at].inputs or []]
+    asking = {at: question.inputs for at, question in enumerate(questions) if question.inputs is not None}
+    found = _together(model, list(asking.values())) or [_alone(model, inputs) for inputs in asking.values()]
+    for at, one in zip(asking, found, strict=True):
+        computed[at] = one
+    return computed
+
+
+def _together(model: Model, asked: Sequence[list[Any]]) -> list[Computed | Exception]:
+    """All in one; or nothing, if an input is refused or noted: that is for its own asker, and for no other."""
+    if len(asked) < 2:
+        return []
     try:
-        found = model.coefficients(everything).cpu().double() if asking else torch.empty(0, dim)
-        parts = found.split([questions[at].size for at in asking])
-        for at, part in zip(asking, parts, strict=True):
-            z[at] = _or_too_large(part)
-    except InputError:  # of one of them, and only that one is refused
-        for at in asking:
-            inputs = questions[at].inputs or []
-            try:
-                z[at] = _or_too_large(model.coefficients(inputs).cpu().double())
-            except DSOKRError as error:
-                z[at] = _located(model, inputs, error)
-    return z
+        with _noting() as notes:
+            z = model.coefficients([cell for inputs in asked for cell in inputs]).cpu().double()
+    except InputError:
+        return []
+    return [] if notes else [_or_too_large(part, ()) for part in z.split([len(inputs) for inputs in asked])]
 
 
-def _or_too_large(z: Tensor) -> Tensor | BadInput:
+def _alone(model: Model, inputs: list[Any]) -> Computed | Exception:
+    try:
+        with _noting() as notes:
+            z = model.coefficients(inputs).cpu().double()
+    except DSOKRError as error:
+        return _located(model, inputs, error)
+    return _or_too_large(z, tuple(notes))
+
+
+@contextmanager
+def _noting() -> Iterator[list[str]]:
+    """The warnings of this thread, as notes: printed, they would tell the server's owner what others asked."""
+    notes: list[str] = []
+    thread = threading.get_ident()
+    with _CATCHING, warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
+            if category is UserWarning and threading.get_ident() == thread:
+                notes.append(str(message))
+            else:
+                shown(message, category, *where, **rest)
+
+        warnings.simplefilter("always", UserWarning)  # and Python remembers none of them
+        warnings.showwarning = show
+        yield notes
+
+
+_CATCHING = threading.Lock()  # how warnings are shown is a setting of the whole process
+
+
+def _or_too_large(z: Tensor, notes: tuple[str, ...]) -> Computed | BadInput:
     bad = ~(z.abs() <= LARGEST).all(dim=1)
     if not bad.any():
-        return z
+        return Computed(z, notes)
     reason = f"It is so far from the inputs of training that its coefficients are above {LARGEST:g}."
     return BadInput(int(bad.nonzero()[0]), reason)
 

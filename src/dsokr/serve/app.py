@@ -1,11 +1,9 @@
 """The web application: its addresses, and what each answers."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Union
 
@@ -15,12 +13,15 @@ from dsokr.errors import InputError, MissingExtraError
 from dsokr.index import CandidateIndex
 from dsokr.serve.answers import Found, Hits, Model, Question, ToDecode, answer, decode
 from dsokr.serve.batches import Batches, Busy
+from dsokr.serve.drawings import LONGEST, SIZE, Kept, check_size
 from dsokr.serve.limits import Limits
 
 try:
     from fastapi import Body, FastAPI, HTTPException, Query
     from fastapi.responses import Response
 
+    from dsokr.serve.headers import PICTURE_POLICY, WithHeaders
+    from dsokr.serve.hosts import KnownHosts, checked_name
     from dsokr.serve.refusals import REFUSED, LimitedBody, answer_errors
     from dsokr.serve.schema import Answer, Health, Hit, Prediction, Problem, Result, question_models
 except ImportError as error:
@@ -32,20 +33,12 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
-DRAWN = 4096  # pictures kept
-DRAWING = (260, 190)  # pixels
-LONGEST_DRAWN = 1000  # characters
-
 PICTURE: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/svg+xml": {"schema": {"type": "string"}}}, "description": "The picture."},
+    400: REFUSED[400],
     404: {"model": Problem, "description": "There is no RDKit here to draw with."},
-    422: REFUSED[422],
+    422: {"model": Problem, "description": "It is no molecule, or one that is too large to be drawn here."},
+    503: REFUSED[503],
     504: REFUSED[504],
 }
 
@@ -55,18 +48,26 @@ def create_app(
     index: CandidateIndex,
     limits: Limits = Limits(),  # noqa: B008 # frozen, so sharing it is harmless
     examples: tuple[str, ...] = (),
+    hosts: Sequence[str] = (),
 ) -> FastAPI:
-    """The page at /, and beside it /predict, /drawing, /health and /openapi.json. No other host is ever asked."""
+    """The page at /, and beside it /predict, /drawing, /health and /openapi.json. No other host is ever asked.
+
+    It answers to localhost, to addresses in numbers, and to the names in ``hosts``.
+    """
     batches: Batches[Question, Hits] = Batches(
         lambda questions: answer(predictor, index, questions), limits.rows, limits.waiting
     )
     decoding: Batches[ToDecode, Found] = Batches(  # beside it, and one by one: a search may take its time
         lambda asked: decode(predictor, asked), 1, limits.waiting
     )
+    draw = _draw()
+    drawing: Batches[str, bytes] = Batches(
+        lambda asked: [draw(smiles) for smiles in asked] if draw else [], 1, limits.waiting
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with batches, decoding:
+        async with batches, decoding, drawing:
             yield
 
     app = FastAPI(
@@ -78,11 +79,13 @@ def create_app(
         redoc_url=None,
     )
     app.add_middleware(LimitedBody, limits=limits)
+    app.add_middleware(KnownHosts, names=[checked_name(host) for host in hosts])
+    app.add_middleware(WithHeaders)  # around the others
     answer_errors(app)
     facts = _facts(predictor, index, limits, examples)
     _add_predict(app, batches, decoding, index, facts, limits)
     _add_health(app, facts)
-    _add_drawing(app, limits)
+    _add_drawing(app, drawing if draw else None, limits)
     for path in PAGE:
         app.add_api_route(path, _file(path), methods=["GET", "HEAD"], include_in_schema=False)
     return app
@@ -134,12 +137,14 @@ def _add_predict(
                 found = await _in_time(decoding.ask(ToDecode(z, [hit.output for hit in result.hits]), 1, left))
                 result.prediction = Prediction(**found._asdict())
         spent = round(1000 * (time.perf_counter() - start), 3)
-        made = Answer(rule=question.rule, candidates=len(index), milliseconds=spent, results=results)
+        made = Answer(
+            rule=question.rule, candidates=len(index), milliseconds=spent, results=results, notes=list(hits.notes)
+        )
         return Response(made.model_dump_json(), media_type="application/json")
 
 
 def _add_health(app: FastAPI, facts: Health) -> None:
-    @app.get("/health")
+    @app.get("/health", responses={400: REFUSED[400]})
     async def health() -> Health:
         """What is served, and how."""
         return facts
@@ -147,20 +152,26 @@ def _add_health(app: FastAPI, facts: Health) -> None:
     app.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
 
-def _add_drawing(app: FastAPI, limits: Limits) -> None:
+def _add_drawing(app: FastAPI, drawing: Batches[str, bytes] | None, limits: Limits) -> None:
+    kept = Kept()
+
     @app.get("/drawing", responses=PICTURE, response_class=Response)
-    async def drawing(
-        smiles: str = Query(min_length=1, max_length=LONGEST_DRAWN, description="A molecule."),
+    async def picture(
+        smiles: str = Query(min_length=1, max_length=LONGEST, description="A molecule."),
     ) -> Response:
         """A molecule as SVG."""
-        draw = _draw()
-        if draw is None:
+        if drawing is None:
             raise HTTPException(404, 'There is no RDKit here to draw with. Install it: pip install "dsokr[chem]".')
-        try:
-            svg = await _in_time(asyncio.wait_for(asyncio.to_thread(draw, smiles), limits.seconds))
-        except InputError:
-            raise HTTPException(422, f"Could not parse {smiles!r} as a molecule.") from None
-        return Response(svg, media_type="image/svg+xml", headers={"Cache-Control": "public, max-age=86400"})
+        svg = kept.get(smiles)
+        if svg is None:
+            check_size(smiles)
+            try:
+                svg = await _in_time(drawing.ask(smiles, 1, limits.seconds))
+            except InputError:
+                raise HTTPException(422, f"Could not parse {smiles!r} as a molecule.") from None
+            kept.keep(smiles, svg)
+        headers = {"Cache-Control": "public, max-age=86400", "Content-Security-Policy": PICTURE_POLICY}
+        return Response(svg, media_type="image/svg+xml", headers=headers)
 
 
 def _results(index: CandidateIndex, hits: Hits) -> list[Result]:
@@ -188,14 +199,13 @@ async def _in_time(answer: Awaitable[Any]) -> Any:
         raise HTTPException(504, "The answer took too long. Ask for less at once, or try again later.") from None
 
 
-@lru_cache(1)
-def _draw() -> Callable[[str], str] | None:
+def _draw() -> Callable[[str], bytes] | None:
     """Draws a molecule; None where there is no RDKit."""
     try:
         from dsokr import chem
     except MissingExtraError:
         return None
-    return lru_cache(DRAWN)(lambda smiles: chem.draw([smiles], size=DRAWING))
+    return lambda smiles: chem.draw([smiles], size=SIZE).encode()
 
 
 def _file(path: str) -> Callable[[], Awaitable[Response]]:
@@ -203,6 +213,6 @@ def _file(path: str) -> Callable[[], Awaitable[Response]]:
     content = (files("dsokr.serve") / "page" / name).read_bytes()
 
     async def served() -> Response:
-        return Response(content, media_type=kind, headers=HEADERS | {"Cache-Control": "no-cache"})
+        return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
     return served

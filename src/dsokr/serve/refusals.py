@@ -11,11 +11,15 @@ from starlette.exceptions import HTTPException as RoutingError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dsokr.errors import DSOKRError, InputError
+from dsokr.serve.headers import HEADERS
 from dsokr.serve.limits import Limits
 from dsokr.serve.schema import Problem
 
 REFUSED: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "The body is not JSON."},
+    400: {
+        "model": Problem,
+        "description": "The body is not JSON, or the server does not answer to the name it was asked by.",
+    },
     408: {"model": Problem, "description": "The request took too long to arrive."},
     413: {"model": Problem, "description": "The body is too large."},
     422: {"model": Problem, "description": "The request is understood and wrong, or an input cannot be read."},
@@ -53,7 +57,8 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return problem(500, "Something is wrong with the server; its own log says what.")
+        sentence = "Something is wrong with the server; its own log says what."
+        return problem(500, sentence, headers=HEADERS)  # made outside of what adds them
 
 
 def problem(status: int, error: str, where: str = "", headers: dict[str, str] | None = None) -> JSONResponse:

@@ -55,6 +55,7 @@ class Answer(BaseModel):
     candidates: int = Field(description="How many were searched.")
     milliseconds: float
     results: list[Result] = Field(description="One for every input, in their order.")
+    notes: list[str] = Field(description="Why the answer may be a guess, in sentences; most often none.")
 
 
 class Problem(BaseModel):

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsokr.basis import BLOCK, embedded_scores
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError
-from dsokr.metrics import edit_distance, exact_match, f1, kendall_tau, retrieval_of
-from dsokr.outputs import take
+from dsokr.metrics import edit_distance, exact_match, f1, kendall_tau, levenshtein, retrieval_of
 from dsokr.tool import tables
 from dsokr.tool.kinds import Cell, Labels, Molecule, Ranking, String, Vector, counted
 from dsokr.tool.prediction import check_candidates, library_blocks, usable
@@ -159,7 +157,7 @@ def _of_answers(predictor: Predictor, predicted: list[str], true: list[str]) -> 
     if isinstance(kind, String):
         pairs = list(zip(predicted, kind.all_of(true, "Output"), strict=True))
         exact = sum(a == b for a, b in pairs) / len(pairs)
-        return {"exact": exact, "edits": sum(edits(a, b) for a, b in pairs) / len(pairs)}
+        return {"exact": exact, "edits": sum(levenshtein(a, b) for a, b in pairs) / len(pairs)}
     a, b = kind.all_of(predicted, "Prediction"), kind.all_of(true, "Output")
     if isinstance(kind, Vector):
         return _of_vectors(kind, kind.restored(a), kind.restored(b))
@@ -216,45 +214,10 @@ def retrieval(predictor: Predictor, z: Tensor, true: Sequence[str], pool: Mappin
     there = truth >= 0
     ranks = torch.full((len(true),), torch.inf, dtype=torch.float64)
     if there.any():
-        ranks[there] = streamed_ranks(predictor, z[there.to(z.device)], list(pool.values()), truth[there])
+        candidates = predictor.among(list(pool.values()))
+        ranks[there] = candidates.ranks(z[there.to(z.device)], truth[there], predictor.rule).cpu()
     metrics = retrieval_of(ranks) | {"mean_rank": ranks[there].mean().item(), "candidates": len(pool)}
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def streamed_ranks(predictor: Predictor, z: Tensor, cells: Sequence[str], truth: Tensor) -> Tensor:  # (n,)
-    """:func:`dsokr.metrics.ranks` of candidates that are embedded block by block."""
-    values = predictor.output.all_of(cells, "Candidate")
-    basis, rule = predictor.basis, predictor.rule
-    z, truth = basis.checked(z), truth.to(basis.device)
-    own = torch.empty(len(z), 1, device=basis.device)
-    for rows in torch.arange(len(z), device=basis.device).split(BLOCK):
-        right = take(values, truth[rows])
-        own[rows, 0] = embedded_scores(z[rows], basis.embed(right), basis.diag(right), rule).diagonal().float()
-    better, equal = (torch.zeros(len(z), dtype=torch.float64, device=basis.device) for _ in range(2))
-    for start in range(0, len(cells), BLOCK):
-        block = take(values, slice(start, start + BLOCK))
-        psi, diag = basis.embed(block), basis.diag(block)
-        for rows in torch.arange(len(z), device=basis.device).split(BLOCK):
-            scores = embedded_scores(z[rows], psi, diag, rule).float()
-            here = (truth[rows] >= start) & (truth[rows] < start + len(diag))
-            scores[here.nonzero()[:, 0], truth[rows][here] - start] = -torch.inf
-            better[rows] += (scores > own[rows]).sum(dim=1)
-            equal[rows] += (scores == own[rows]).sum(dim=1)
-    return (1 + better + equal / 2).cpu()
-
-
-def edits(a: str, b: str) -> int:
-    """The Levenshtein distance.
-
-    >>> edits("kitten", "sitting")
-    3
-    """
-    row = list(range(len(b) + 1))
-    for i, letter in enumerate(a, start=1):
-        before, row[0] = row[0], i
-        for j, other in enumerate(b, start=1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (letter != other))
-    return row[-1]
 
 
 def rows(metrics: dict[str, float]) -> list[list[str]]:

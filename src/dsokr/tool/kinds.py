@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -345,6 +346,10 @@ class Labels(OutputKind):
         kind = replace(self, names=(), separator="|" if bars else ";")
         return replace(kind, names=tuple(sorted(set(chain.from_iterable(map(kind.parts, written))))))
 
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        return {label: position for position, label in enumerate(self.names)}
+
     def parts(self, cell: Cell) -> list[str]:
         text = cell.strip() if isinstance(cell, str) else self.separator.join(map(str, cell))
         return [] if text == NO_LABEL else [part.strip() for part in text.split(self.separator) if part.strip()]
@@ -353,11 +358,10 @@ class Labels(OutputKind):
         if not self.parts(cell) and (not isinstance(cell, str) or cell.strip() != NO_LABEL):
             raise InputError(f"The cell is empty. Write {NO_LABEL} if it has none of the labels.")
         row = np.zeros(len(self.names), np.int8)
-        place = {label: position for position, label in enumerate(self.names)}
         for label in self.parts(cell):
-            if label not in place:
+            if label not in self._place:
                 raise InputError(f"There is no label {texts(label)!r} in training.{closest(label, self.names)}")
-            row[place[label]] = 1
+            row[self._place[label]] = 1
         return row
 
     def stacked(self, values: list[Any]) -> np.ndarray:
@@ -389,6 +393,10 @@ class Ranking(OutputKind):
         found = chain.from_iterable(chain.from_iterable(map(self.groups, cells)))
         return replace(self, items=tuple(sorted(set(found))))
 
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        return {item: position for position, item in enumerate(self.items)}
+
     def groups(self, cell: Cell) -> list[list[str]]:
         """The items, best first; those that are tied together."""
         if not isinstance(cell, str):
@@ -404,16 +412,15 @@ class Ranking(OutputKind):
         if sum(map(len, groups)) == 1:
             raise InputError(f"A ranking has two items or more. Got {texts(groups[0][0])!r} alone.")
         positions = np.full(len(self.items), -1)
-        place = {item: position for position, item in enumerate(self.items)}
         for position, group in enumerate(groups):
             for item in group:
-                if item not in place:
+                if item not in self._place:
                     raise InputError(f"There is no item {texts(item)!r} in training.{closest(item, self.items)}")
-                if positions[place[item]] >= 0:
+                if positions[self._place[item]] >= 0:
                     raise InputError(f"{item!r} is ranked twice.")
-                positions[place[item]] = position
-        missing = [item for item, position in zip(self.items, positions, strict=True) if position < 0]
-        if self.full and (missing or len(groups) < len(self.items)):
+                positions[self._place[item]] = position
+        if self.full and len(groups) < len(self.items):
+            missing = [item for item, position in zip(self.items, positions, strict=True) if position < 0]
             what = f"{missing[0]!r} is not ranked" if missing else "Items are tied"
             raise InputError(f"{what}, and this kernel takes full rankings only. The kernel kemeny takes all.")
         return positions

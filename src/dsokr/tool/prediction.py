@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dsokr.basis import Rule, check_rule
 from dsokr.decoders import EmbeddedOutputs
+from dsokr.decoders.scan import Scan
 from dsokr.errors import InputError
 from dsokr.index import CandidateIndex, fingerprint
 from dsokr.outputs import take
@@ -152,32 +152,26 @@ def in_library(
     predictor: Predictor, z: Tensor, path: Path, column: str | None, top: int, rule: Rule, problems: Problems
 ) -> Library:
     """The best of a file of candidates, read block by block; cells written alike count once."""
-    best = torch.empty(len(z), 0, dtype=torch.float64)
-    at = torch.empty(len(z), 0, dtype=torch.long)
-    held: dict[int, tuple[str, str]] = {}
+    scan = Scan(predictor.basis.checked(z), top, rule)
+    held: dict[int, tuple[str, str]] = {}  # those among the best so far
     seen: set[str] = set()
-    read = duplicates = count = 0
+    duplicates = 0
     for block in library_blocks(predictor.output, predictor.facts["columns"]["output"], path, column, problems):
         new = [i for i, cell in enumerate(block.cells) if not (cell in seen or seen.add(cell))]  # type: ignore[func-returns-value]
         duplicates += len(block.cells) - len(new)
-        first, read = read, read + len(block.cells)
         values, places = usable(predictor, block, new, problems)
-        count += len(places)
         if not places:
             continue
-        found = EmbeddedOutputs(predictor.basis, values, keep=False).top(z, top, rule)
-        numbers = torch.tensor([first + place for place in places])[found.indices.cpu()]
-        held |= {first + place: (block.cells[place], block.names[place]) for place in places}
-        scores, where = torch.cat([best, found.scores.cpu()], dim=1), torch.cat([at, numbers], dim=1)
-        order = scores.float().sort(dim=1, descending=True, stable=True).indices[:, :top]
-        best, at = scores.gather(1, order), where.gather(1, order)
-        held = {number: held[number] for number in set(at.flatten().tolist())}
-    check_candidates(path, count, problems)
+        held |= {scan.seen + i: (block.cells[place], block.names[place]) for i, place in enumerate(places)}
+        EmbeddedOutputs(predictor.basis, values, keep=False).add_to(scan)
+        held = {number: held[number] for number in set(scan.ranking().indices.flatten().tolist())}
+    check_candidates(path, scan.seen, problems)
+    best = scan.ranking()
     hits = [
         [Hit(*held[number], score) for number, score in zip(row, line, strict=True)]
-        for row, line in zip(at.tolist(), best.tolist(), strict=True)
+        for row, line in zip(best.indices.tolist(), best.scores.tolist(), strict=True)
     ]
-    return Library(hits, count, duplicates)
+    return Library(hits, scan.seen, duplicates)
 
 
 def check_candidates(path: Path, count: int, problems: Problems) -> None:

@@ -260,7 +260,7 @@ def _task(folder: Path) -> dict[str, Any]:
 def _known(folder: Path) -> list[str]:
     try:
         with (folder / "candidates.csv").open(encoding="utf-8", newline="") as file:
-            return [row[0] if row else "" for row in csv.reader(file)][1:]
+            return [row[0] if row else "" for row in tables.LongCells(csv.reader(file))][1:]
     except (OSError, ValueError, csv.Error) as error:
         raise ModelFolderError(f"{folder / 'candidates.csv'} cannot be read: {error}.") from error
 

@@ -13,6 +13,7 @@ import io
 import json
 import lzma
 import os
+import threading
 import warnings
 import zlib
 from abc import ABC, abstractmethod
@@ -28,10 +29,10 @@ from dsokr.tool.problems import HEADER, Problems
 from dsokr.writing import check_place, drafted
 
 BLOCK = 4096  # rows read at once
+PARQUET_BLOCK = 2**16  # rows of Parquet written at once
 LONGEST_CELL = 10_000_000  # letters; more are a quote that is never closed
 NAMED = 1000  # rows of JSON lines whose names are collected as the names of the columns
-
-csv.field_size_limit(LONGEST_CELL)
+SAMPLE = 20  # lines after the first that show what separates the cells
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
@@ -115,59 +116,175 @@ def check_some(table: Table, rows: Sequence[int], problems: Problems, good: Sequ
 
 
 class Separated(Table):
-    """CSV and TSV with a header. A CSV file may also have semicolons, as spreadsheets write them in many countries."""
+    """CSV and TSV with a header. A CSV file may also have semicolons, as spreadsheets write them in many countries, or
+    tabs."""
 
-    counted = "row {} (the header is row 1)"
+    header_row = 1  # as a spreadsheet shows it; blank lines may stand above
 
-    def _separator(self, first: str) -> str:
-        if form(self.path) != ".csv":
-            return "\t"
-        return ";" if "," not in first and ";" in first else ","
-
-    @contextmanager
-    def _reader(self) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
-        with opened(self.path) as file:
-            lines = iter(file)
-            first = next(lines, "")
-            if not first.strip():
-                raise InputError(f"{self.path} is empty. Its first row must name the columns.")
-            if bytes_of(first):
-                raise InputError(f"{self.path}, row 1: {NOT_TEXT}")
-            rows = csv.reader(chain([first], lines), delimiter=self._separator(first))
-            yield [name.strip() for name in next(rows)], rows
+    def where(self, row: int) -> str:
+        return f"row {row} (the header is row {self.header_row})"
 
     def columns(self) -> list[str]:
-        with self._reader() as (header, _):
-            return header
+        for _, cells in self.rows(Problems()):
+            return _names(cells)
+        raise AssertionError  # without a header nothing is read
 
     def records(self, columns: list[str], problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        with self._reader() as (header, rows):
-            places = [header.index(name) for name in columns]
-            number = 1
+        rows = self.rows(problems)
+        header = _names(next(rows)[1])
+        places = [header.index(name) for name in columns]
+        for number, cells in rows:
+            yield number, [cells[place] for place in places]
+
+    def rows(self, problems: Problems, first: str = "the header") -> Iterator[tuple[int, list[str]]]:
+        """The numbers of all rows and all their cells, the header first; ``first`` is what that is called."""
+        with opened(self.path) as file:
+            lines = RecordLines(file)
+            self.header_row = number = lines.pass_blank() + 1
+            sample = lines.ahead(1 + SAMPLE)
+            if not sample:
+                raise InputError(f"{self.path} is empty. Its first row must name the columns.")
+            if bytes_of(sample[0]):
+                raise InputError(f"{self.path}, row {number}: {NOT_TEXT}")
+            separator = _separator(sample) if form(self.path) == ".csv" else "\t"
+            rows = LongCells(csv.reader(lines, delimiter=separator))
+            width = 0
             while True:
-                number += 1
+                lines.record.clear()
                 try:
                     cells = next(rows)
+                    reason = _fault(cells, width or len(cells), lines.record, separator, first)
                 except StopIteration:
                     return
                 except csv.Error as error:
                     reason = LONG_CELL if "field limit" in str(error) else f"It cannot be read: {error}."
-                    problems.add(self.path, number, self.where(number), "", reason)
-                    continue
-                reason = _fault(cells, header)
+                    if "field limit" in str(error) and len(lines.record) > 1:
+                        raise InputError(self._open_quote(number, lines)) from None
+                    if not width:
+                        raise InputError(f"{self.path}, row {number}: {reason}") from None
+                if lines.ended:
+                    raise InputError(self._open_quote(number, lines))
                 if reason:
                     problems.add(self.path, number, self.where(number), "", reason)
-                elif any(cell.strip() for cell in cells) or len(cells) == len(header) == 1:  # "" is no blank line
-                    yield number, [cells[place] for place in places]
+                elif any(cell.strip() for cell in cells) or len(cells) == width == 1:  # "" is no blank line
+                    width = width or len(cells)
+                    yield number, cells
+                number += 1
 
-
-def _fault(cells: list[str], header: list[str]) -> str:
-    if cells and len(cells) != len(header) and any(cell.strip() for cell in cells):
+    def _open_quote(self, number: int, lines: RecordLines) -> str:
+        inside = counted(len(lines.record) - 1, "line")
+        if lines.ended:
+            rest = f": the rest of the file, {inside}, is inside of it" if len(lines.record) > 1 else ""
+            return f"A double quote in row {number} of {self.path} is never closed{rest}."
         return (
-            f"It has {counted(len(cells), 'cell')}, the header has {len(header)}. Put cells that hold the separator or "
-            "a line break in double quotes."
+            f"A double quote in row {number} of {self.path} is not closed within {LONGEST_CELL:,} letters: {inside} "
+            "after it are inside of it."
         )
+
+
+class RecordLines:
+    """Lines for a reader of CSV: those of the row that is being read, and whether it asked for more than there are.
+
+    A row may go on over several lines inside of double quotes; when it is complete no further line is asked for.
+    """
+
+    def __init__(self, lines: Iterable[str]):
+        self._lines = iter(lines)
+        self.record: list[str] = []  # cleared by who reads the rows
+        self.ended = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            line = next(self._lines)
+        except StopIteration:
+            self.ended = True
+            raise
+        self.record.append(line)
+        return line
+
+    def pass_blank(self) -> int:
+        """Pass over lines that hold nothing but separators; how many there were."""
+        for count, line in enumerate(self._lines):
+            if line.strip(" \t\r\n,;"):
+                self._lines = chain([line], self._lines)
+                return count
+        return 0
+
+    def ahead(self, most: int) -> list[str]:
+        """The next lines, which stay to be read."""
+        lines = list(islice(self._lines, most))
+        self._lines = chain(lines, self._lines)
+        return lines
+
+
+def _names(header: Iterable[str]) -> list[str]:
+    return [name.strip() for name in header]
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """What separates the cells of a CSV file: what makes most of its first rows as long as the header.
+
+    >>> _separator(["Temp, °C;press", "20.5;1013"])
+    ';'
+    """
+    widths = {}
+    for separator in ("\t", ";", ","):  # texts have tabs least often, and commas most
+        try:
+            widths[separator] = [len(cells) for cells in LongCells(csv.reader(lines, delimiter=separator)) if cells]
+        except csv.Error:  # said when the row is read
+            continue
+    able = {separator: found for separator, found in widths.items() if found and found[0] > 1}
+    fitting = {separator: found[1:].count(found[0]) for separator, found in able.items()}
+    if not any(fitting.values()):
+        fitting = {separator: found[0] for separator, found in able.items()}
+    return max(fitting, key=fitting.__getitem__, default=",")
+
+
+class LongCells:
+    """Rows of a CSV file whose cells have up to ``LONGEST_CELL`` letters.
+
+    The limit of :mod:`csv` is that of the whole process: it is another only while a row is read, by one thread.
+    """
+
+    _reading = threading.Lock()
+
+    def __init__(self, rows: Iterator[list[str]]):
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return self
+
+    def __next__(self) -> list[str]:
+        with self._reading:
+            before = csv.field_size_limit(LONGEST_CELL)
+            try:
+                return next(self._rows)
+            finally:
+                csv.field_size_limit(before)
+
+
+def _fault(cells: list[str], width: int, lines: Sequence[str], separator: str, first: str) -> str:
+    """Why a row cannot be used, if so."""
+    if cells and len(cells) != width and any(cell.strip() for cell in cells):
+        advice = "Put cells that hold the separator or a line break in double quotes."
+        if len(lines) > 1:
+            advice = f"A cell goes on over {len(lines)} lines: is a double quote missing?"
+        return f"It has {counted(len(cells), 'cell')}, {first} has {width}. {advice}"
+    if len(lines) > 1 and not _is_strict(lines, separator):
+        return f"A cell goes on over {len(lines)} lines, and after its closing quote: is a double quote missing?"
     return NOT_TEXT if any(map(bytes_of, cells)) else ""
+
+
+def _is_strict(lines: Sequence[str], separator: str) -> bool:
+    """Whether every closing quote is the end of a cell."""
+    try:
+        next(LongCells(csv.reader(lines, delimiter=separator, strict=True)))
+    except csv.Error:
+        return False
+    return True
 
 
 class JsonLines(Table):
@@ -470,15 +587,12 @@ def _write_text(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
 def _write_parquet(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     arrow, parquet = pyarrow()
     rows = iter(rows)
-    writer = None
-    while block := list(islice(rows, 2**16)):
-        made = arrow.table(dict(zip(header, map(list, zip(*block, strict=True)), strict=True)))
-        writer = writer or parquet.ParquetWriter(path, made.schema)
-        writer.write_table(made)
-    if writer is None:
-        parquet.write_table(arrow.table({name: arrow.array([], arrow.string()) for name in header}), path)
-    else:
-        writer.close()
+    blocks = iter(lambda: list(islice(rows, PARQUET_BLOCK)), [])
+    made = (arrow.table(dict(zip(header, map(list, zip(*block, strict=True)), strict=True))) for block in blocks)
+    first = next(made, arrow.table({name: arrow.array([], arrow.string()) for name in header}))
+    with parquet.ParquetWriter(path, first.schema) as writer:
+        for block in chain([first], made):
+            writer.write_table(block)
 
 
 def _listed(names: Iterable[str], most: int = 12) -> str:

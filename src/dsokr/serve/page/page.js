@@ -182,8 +182,7 @@ function loading(on) {
 function clear() {
   shown = null;
   hits.replaceChildren();
-  at("own").hidden = true;
-  at("bar").hidden = true;
+  for (const part of ["own", "bar", "notes"]) at(part).hidden = true;
   at("empty").hidden = false;
   at("empty-text").textContent = query.value.trim() ? "Nothing to show." : waiting();
   document.title = "dsokr";
@@ -202,6 +201,8 @@ function show(answer) {
   }
   at("empty").hidden = true;
   at("bar").hidden = false;
+  at("notes").hidden = !answer.notes.length;
+  at("notes").textContent = answer.notes.join(" ");
   const what = draws() ? "molecules" : "candidates";
   at("status").textContent = `The best ${found.length} of ${whole(answer.candidates)} ${what}, in ${Math.max(1, Math.round(answer.milliseconds))} ms`;
   document.title = `${shown.input.slice(0, 60)} · dsokr`;
