@@ -224,6 +224,21 @@ def test_refuses_unknown_rules_and_dimensions(generator):
         basis.rotated(ys, dim=6)
 
 
+def test_all_outputs_are_not_drawn():
+    assert sketch_basis(kernels.Linear(), vectors(9), sketches.Full()).dim == 4
+
+
+def test_refuses_a_seed_in_place_of_a_generator():
+    with pytest.raises(InputError, match=r"must be a torch.Generator.* Got 3"):
+        sketch_basis(kernels.Linear(), vectors(9), sketches.SubSample(3), generator=3)
+
+
+def test_an_outlier_does_not_make_the_kernel_indefinite():
+    ys = vectors(200)
+    ys[0] = 1e8
+    assert sketch_basis(kernels.Gaussian(1.0), ys, sketches.Full()).dim == 200
+
+
 @pytest.mark.parametrize("form", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
 def test_keeps_nothing_of_the_callers_outputs(form, generator):
     ys = form(vectors(30).numpy())
@@ -231,6 +246,15 @@ def test_keeps_nothing_of_the_callers_outputs(form, generator):
     before = basis.embed(vectors(5))
     ys *= 3
     assert torch.equal(basis.embed(vectors(5)), before)
+
+
+@pytest.mark.parametrize("sketch", [sketches.Full(), sketches.SubSample(30)], ids=["all", "some"])
+def test_keeps_none_of_the_callers_lists(sketch, generator):
+    ys = vectors(30).tolist()
+    basis = sketch_basis(kernels.Gaussian(0.2), ys, sketch, generator=generator)
+    for row in ys:
+        row[0] = 99.0
+    assert max(row[0] for row in basis.anchors) < 99
 
 
 def test_undefined_outputs_are_named_by_their_place_among_all(monkeypatch, generator):

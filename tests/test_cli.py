@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 from dsokr import __version__
 from dsokr.cli import EXTRAS, app
-from dsokr.experiments import demo
+from dsokr.experiments import demo, own_outputs
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,26 @@ def test_select_size(dsokr, outputs, name):
     assert plot.exists()
 
 
+def test_select_size_reads_tables_as_all_commands_do(outputs):
+    ys = np.load(outputs / "y.npy")
+    lines = [",".join(map(str, row)) for row in ys]
+    header = ",".join("abcdefghijkl")
+    for name, text, encoding in [
+        ("plain.csv", "\n".join([header, *lines]), "utf-8"),
+        ("bom.csv", "\n".join(lines), "utf-8-sig"),
+        ("semicolons.csv", "\r\n".join([header, *lines]).replace(",", ";"), "utf-8-sig"),
+        ("tabs.csv", "\r\n".join([header, *lines]).replace(",", "\t"), "utf-16"),
+        ("tabs.TSV", "\n".join(lines).replace(",", "\t"), "utf-8"),
+        ("blank.csv", "\n".join(["", header, "", *lines, ""]), "utf-8"),
+    ]:
+        (outputs / name).write_bytes(text.encode(encoding))
+        assert np.array_equal(own_outputs.read(outputs / name), ys), name
+    (outputs / "one.csv").write_bytes("1.5\n1.5\n2\n".encode("utf-8-sig"))
+    assert own_outputs.read(outputs / "one.csv").tolist() == [[1.5], [1.5], [2.0]]
+    (outputs / "same.csv").write_text("1,1\n2,3\n")
+    assert own_outputs.read(outputs / "same.csv").tolist() == [[1, 1], [2, 3]]
+
+
 def test_select_size_prints_a_table(dsokr, outputs):
     done = dsokr(
         "select-size", str(outputs / "y.npy"), "--kernel", "gaussian", "--gamma", "0.01", "--sketch", "hadamard"
@@ -131,12 +151,18 @@ def test_select_size_prints_a_table(dsokr, outputs):
         (["select-size", "{}/y.npy", "--kernel", "gaussian"], "dsokr: The gaussian kernel needs --gamma."),
         (["select-size", "{}/y.npy", "--gamma", "1"], "dsokr: The linear kernel has no --gamma."),
         (["select-size", "{}/y.npy", "--sizes", "a,b"], "--sizes takes whole numbers"),
-        (["select-size", "{}/y.npy", "--sizes", "999"], "size=999 and n=180"),
+        (["select-size", "{}/y.npy", "--sizes", "5,999"], "--sizes must be from 1 to 180, the outputs not held out."),
+        (["select-size", "{}/y.npy", "--sizes", "0,5"], "the outputs not held out. Got 0."),
         (["select-size", "{}/y.npy", "--device", "tpu"], "Unknown device 'tpu'"),
-        (["select-size", "{}/bad.csv"], "line 3: could not convert string to float: 'x'"),
-        (["select-size", "{}/ragged.csv"], "line 2: expected 2 columns. Got 1"),
+        (["select-size", "{}/bad.csv"], "bad.csv, row 3: 'x' is not a number."),
+        (["select-size", "{}/ragged.csv"], "ragged.csv, row 2: It has 1 cell, the first row has 2."),
         (["select-size", "{}/few.csv"], "At least ten outputs"),
-        (["select-size", "{}/typo.csv"], "line 1: could not convert string to float: '2.O'"),
+        (["select-size", "{}/typo.csv"], "typo.csv, row 1: '2.O' is not a number."),
+        (["select-size", "{}/text.csv"], "text.csv, row 2: 'CCO' in 'smiles' is not a number."),
+        (["select-size", "{}/nan.csv"], "nan.csv, row 3: 'NaN' in 'b' is not a finite number."),
+        (["select-size", "{}/comma.csv"], "row 2: '0,5' in 'a' is not a number. Write decimals with a point."),
+        (["select-size", "{}/open.csv"], "A double quote in row 2 of"),
+        (["select-size", "{}/empty.csv"], "empty.csv is empty"),
         (["select-size", "{}/y.npy", "--plot", "p.xyz"], "a picture must be one of"),
         (["select-size", "{}/y.npy", "--plot", "nowhere/p.png"], "There is no folder nowhere"),
         (["demo", "--out", "{}/y.npy"], "is a file. Choose a folder"),
@@ -150,6 +176,11 @@ def test_errors_are_one_sentence_and_exit_code_one(dsokr, outputs, arguments, me
     (outputs / "ragged.csv").write_text("1,2\n3\n")
     (outputs / "few.csv").write_text("1,2\n3,4\n\n")
     (outputs / "typo.csv").write_text("1,2.O\n3,4\n")
+    (outputs / "text.csv").write_text("smiles,b\nCCO,1\nCO,2\n")
+    (outputs / "nan.csv").write_text("a,b\n1,2\n3,NaN\n4\n")
+    (outputs / "comma.csv").write_text("a;b\n0,5;1\n")
+    (outputs / "open.csv").write_text('a,b\n"1,2\n3,4\n')
+    (outputs / "empty.csv").write_text("\n")
     (outputs / "y.txt").write_text("1")
     (outputs / "broken.npy").write_bytes(b"nonsense")
     done = dsokr(*(argument.format(outputs) for argument in arguments))

@@ -319,3 +319,21 @@ def test_ranks_among_scores_beyond_all_numbers(z, small_blocks):
     basis = sketch_basis(kernels.Linear(), np.ones((1, 1)), sketches.Full(), generator=torch.Generator())
     found = EmbeddedOutputs(basis, ys, keep=False).ranks(z * basis.embed(np.ones((42, 1))), torch.arange(42), "kernel")
     assert found.tolist() == [*range(1, 41), 41.5, 41.5]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("keep", [True, False])
+def test_outputs_far_from_zero_are_told_apart(rule, keep, device, monkeypatch):
+    """Their scores have a large part in common, beside which single precision would see no difference."""
+    generator = torch.Generator().manual_seed(0)
+    ys = 300 + torch.randn(1000, 3, generator=generator, dtype=torch.float64)
+    ys = torch.cat([ys, ys[:100]])  # copies, which tie
+    basis = sketch_basis(kernels.Linear(), ys, sketches.SubSample(50), generator=generator, device=device)
+    known, z, truth = EmbeddedOutputs(basis, ys, keep=keep), basis.embed(ys), torch.arange(len(ys))
+    first = torch.where(truth < 1000, truth, truth - 1000)
+    for part in (scan._Rows, scan._SortedRows):
+        monkeypatch.setattr(scan, "_Rows", part)
+        assert (known.top(z, 1, rule).indices[:, 0].cpu() == first).double().mean() > 0.995
+    tied = (truth < 100) | (truth >= 1000)
+    expected = torch.where(tied, 1.5, 1.0)
+    assert (known.ranks(z, truth, rule).cpu() == expected).double().mean() > 0.99

@@ -107,6 +107,7 @@ def test_normalisation_names_the_output_it_fails_on():
         (lambda: kernels.Linear()(["a"], ["b"]), "outputs of type str"),
         (lambda: kernels.Tanimoto()([[-1.0]], [[1.0]]), "must not be negative"),
         (lambda: kernels.Tanimoto()(sp.csr_array([[0.5]]), sp.csr_array([[1.5]])), "integer counts"),
+        (lambda: kernels.Tanimoto()(np.zeros((3, 0)), np.zeros((3, 0))), "Got 3 outputs without any number"),
     ],
 )
 def test_refuses(make, message):
@@ -147,3 +148,54 @@ def test_kernels_leave_their_arguments_alone():
         before = ys.toarray().copy() if sp.issparse(ys) else np.asarray(ys).copy()
         case.made(ys, ys), case.made.diag(ys), case.made.against(ys)(ys)
         np.testing.assert_array_equal(ys.toarray() if sp.issparse(ys) else np.asarray(ys), before)
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array], ids=["dense", "sparse"])
+@pytest.mark.parametrize("size", [1e3, 1e8, 1e10, 1e200])
+def test_gaussian_with_outliers(form, size):
+    """A few outputs far from all others, two of them close to each other, take nothing from the rest."""
+    ys = 10 * vectors(300).numpy()
+    ys[[0, 50, 60]] = size
+    ys[60, 0] += 0.5 if size < 1e9 else 0
+    exact = np.exp(-0.3 * (np.minimum(np.abs(ys[:, None] - ys), 1e3) ** 2).sum(-1))
+    K = kernels.Gaussian(0.3)(form(ys), form(ys))
+    np.testing.assert_allclose(K.numpy(), exact, atol=1e-9)
+    assert (K.diagonal() == 1).all()
+
+
+@pytest.mark.parametrize("width", [1, 7, 300])
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array], ids=["dense", "sparse"])
+def test_gaussian_of_equal_outputs_is_one(form, width):
+    ys = form(np.random.default_rng(0).normal(size=(200, width)))
+    assert (kernels.Gaussian(1.0)(ys, ys).diagonal() == 1).all()
+
+
+@pytest.mark.parametrize(
+    "kernel", [kernels.Tanimoto(), kernels.Linear(), kernels.Gaussian(0.3), kernels.Laplacian(0.3)], ids=str
+)
+def test_entries_of_sparse_rows_add_up(kernel):
+    """A column named twice in a row counts twice, and the caller's matrix keeps its entries."""
+    a = sp.csr_matrix((np.ones(5), [0, 0, 2, 3, 1], [0, 3, 5]), shape=(2, 4))
+    q = sp.csr_matrix([[1.0, 0, 0, 1]])
+    torch.testing.assert_close(kernel(a, q), kernel(a.toarray(), q.toarray()))
+    torch.testing.assert_close(kernel(q, a), kernel(q.toarray(), a.toarray()))
+    torch.testing.assert_close(kernel.diag(a), kernel.diag(a.toarray()))
+    assert a.nnz == 5
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel, _ in PEERS] + [kernels.Tanimoto()], ids=str)
+def test_arrays_may_lie_backwards_in_memory(kernel):
+    ys = np.abs(vectors(9).numpy())
+    for turned in (ys[::-1], ys[:, ::-1], ys[:1][::-1], ys.astype(">f8"), np.asfortranarray(ys)):
+        torch.testing.assert_close(kernel(turned, turned), kernel(turned.tolist(), turned.tolist()))
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel, _ in PEERS] + [kernels.Tanimoto()], ids=str)
+@pytest.mark.parametrize(
+    "none", [[], np.zeros((0, 4)), torch.zeros(0, 4), sp.csr_array((0, 4))], ids=["list", "numpy", "torch", "sparse"]
+)
+def test_no_outputs_have_no_values(kernel, none):
+    ys = np.ceil(np.abs(vectors(3).numpy()))
+    weights = torch.ones(2, 3, dtype=torch.float64)
+    assert kernel(none, ys).shape == (0, 3) and kernel(ys, none).shape == (3, 0) and kernel(none, none).shape == (0, 0)
+    assert kernel.diag(none).shape == (0,) and kernel.against(ys, weights)(none).shape == (0, 2)

@@ -92,3 +92,14 @@ def test_objectives_need_a_mean_and_nothing_else():
 def test_refuses(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_ranked_takes_any_function_of_the_squared_distance():
+    z, target, residual = torch.ones(2, 3), torch.eye(2, 3), torch.zeros(2)
+    by_function, by_loss = (
+        losses.Ranked(base).among(target).mean(z, target, residual)
+        for base in (torch.log1p, losses.Custom(torch.log1p))
+    )
+    assert torch.equal(by_function, by_loss)
+    with pytest.raises(InputError, match="loss must be a losses.Loss"):
+        losses.Ranked(base="mse")

@@ -128,3 +128,13 @@ def test_views_that_are_missing_are_refused_with_their_index():
         kernel.diag(["CCO"])
     with pytest.raises(InputError, match="Got none"):
         Views()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("none", [[], np.zeros((0, 6)), torch.zeros(0, 6)], ids=["list", "numpy", "torch"])
+def test_no_rankings_have_no_values(kernel, none):
+    some = random_rankings(3)
+    some[:, [0, 1]] = some[:, [1, 0]]
+    weights = torch.ones(2, 3, dtype=torch.float64)
+    assert kernel(none, some).shape == (0, 3) and kernel(some, none).shape == (3, 0)
+    assert kernel.diag(none).shape == (0,) and kernel.against(some, weights)(none).shape == (0, 2)

@@ -104,3 +104,22 @@ def test_sizes_may_be_numpy_integers(generator):
     sizes = np.arange(2, 11, 4)
     curve = perfect_h(kernels.Gaussian(0.2), vectors(30), vectors(9), sketches.SubSample(1), sizes, generator=generator)
     assert choose_size(curve, tolerance=0.0) == 10
+
+
+def test_refuses_values_that_are_not_finite():
+    values = torch.tensor([[0.1, 0.9, torch.nan], [0.1, 0.9, 0.9]])
+    with pytest.raises(InputError, match="Got nan at size 40"):
+        choose_size(SizeCurve((10, 20, 40), values, larger_is_better=True))
+
+
+def test_refuses_seeds_in_place_of_generators():
+    with pytest.raises(InputError, match=r"must be a torch.Generator.* Got 0"):
+        perfect_h(kernels.Linear(), vectors(5), vectors(5), sketches.SubSample(1), [2], generator=0)
+    with pytest.raises(InputError, match=r"must be a torch.Generator.* Got 0"):
+        leverage_scores(kernels.Linear(), vectors(5), generator=0)
+
+
+def test_refuses_parts_of_a_pilot(generator):
+    with pytest.raises(InputError, match="whole number of outputs. Got pilot=2.5"):
+        leverage_scores(kernels.Linear(), vectors(5), generator=generator, pilot=2.5)
+    assert leverage_scores(kernels.Linear(), vectors(5), generator=generator, pilot=np.int64(2)).shape == (5,)

@@ -1,8 +1,10 @@
 """From one's own files to a ranked table, from the command line."""
 
 import csv
+import html
 import json
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from dsokr.cli import app
 from dsokr.data import molecules
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError, ModelFolderError
-from dsokr.tool import Predictor, evaluation, fitting, options, prediction, report, tables
+from dsokr.tool import Predictor, embedding, evaluation, fitting, options, prediction, report, tables
 from dsokr.tool.problems import Problems
 from dsokr.tool.reading import Cells
 
@@ -217,6 +219,103 @@ def test_candidates_twice_and_bad_ones(dsokr, fitted, tmp_path):
     assert why in done.stderr
     test = write(tmp_path / "test.csv", ["text", "smiles"], [["carbon oxygen", "CO"]])
     assert why in dsokr("evaluate", fitted, test, "--candidates", library, expect=1).stderr
+
+
+REPEATED = ["CO", "", "CC", "C1CC", "CO", "", "CCC", "C1CC", "", "CC", "", "CO", "C1CC"]  # three, then three again
+BAD = [row for row, cell in enumerate(REPEATED, start=2) if cell in ("", "C1CC")]
+
+
+@pytest.mark.parametrize("size", [2, 5, 100])
+def test_bad_candidates_that_repeat_are_skipped_and_good_ones_count_once(dsokr, fitted, tmp_path, monkeypatch, size):
+    monkeypatch.setattr(prediction, "BLOCK", size)
+    inputs = write(tmp_path / "inputs.csv", ["text"], [["carbon oxygen"]])
+    library = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
+    done = dsokr("rank", fitted, inputs, "--candidates", library, "--out", tmp_path / "r.csv")
+    assert "3 candidates (3 listed again, counted once) were ranked" in done.stdout
+    assert f"{len(BAD)} rows were skipped:" in done.stderr
+    assert [int(row["row"]) for row in read(tmp_path / "r.skipped.csv")] == BAD
+    done = dsokr("embed", fitted, library, "--out", tmp_path / "i")
+    assert "3 candidates (3 listed again, counted once) are in the index." in done.stdout
+    assert f"{len(BAD)} rows were skipped:" in done.stderr
+    listed = (tmp_path / "i" / "skipped.txt").read_text().splitlines()
+    assert [line.split(" (")[0].split("row ")[1] for line in listed] == list(map(str, BAD))
+
+
+@pytest.mark.parametrize("blocks", range(1, 6))
+def test_candidates_that_repeat_after_an_interruption(dsokr, fitted, tmp_path, monkeypatch, blocks):
+    library = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
+    arguments = ("embed", fitted, library, "--json", "--out")
+    whole = json.loads(dsokr(*arguments, tmp_path / "whole").stdout)
+    monkeypatch.setattr(prediction, "BLOCK", 2)
+    asked = []
+
+    def interrupted(*given):
+        asked.append(given)
+        if len(asked) == blocks + 1:
+            raise KeyboardInterrupt
+        return prediction.usable(*given)
+
+    monkeypatch.setattr(embedding, "usable", interrupted)
+    dsokr(*arguments, tmp_path / "i", expect=130)
+    facts = json.loads(dsokr(*arguments, tmp_path / "i").stdout)
+    same = ("candidates", "skipped", "duplicates")
+    assert {name: facts[name] for name in same} == {name: whole[name] for name in same}
+    assert (facts["candidates"], facts["skipped"], facts["duplicates"]) == (3, len(BAD), 3)
+    assert (tmp_path / "i" / "skipped.txt").read_text() == (tmp_path / "whole" / "skipped.txt").read_text()
+
+
+def test_a_list_without_a_header_is_no_table(dsokr, fitted, tmp_path):
+    inputs = write(tmp_path / "inputs.csv", ["text"], [["carbon oxygen"]])
+    test = write(tmp_path / "test.csv", ["text", "smiles"], [["carbon oxygen", "CO"]])
+    library = tmp_path / "library.csv"
+    library.write_text("CO\nCC\nCCC\n")
+    said = f"The first row of {library} looks like a candidate: CO. A table needs a header row: add one, or call the"
+    rank = ("rank", fitted, inputs, "--candidates", library, "--out", tmp_path / "r.csv")
+    embed = ("embed", fitted, library, "--out", tmp_path / "i")
+    for command in (rank, embed, ("evaluate", fitted, test, "--candidates", library)):
+        assert f"{said} file .smi or .txt." in dsokr(*command, expect=1).stderr
+    assert not (tmp_path / "i").exists()  # once mended, it is another library
+    assert "2 candidates were ranked" in dsokr(*rank, "--candidates-column", "CO").stdout
+    library.write_text("structure\nCO\nCC\nCCC\n")
+    done = dsokr(*rank)
+    assert "3 candidates were ranked" in done.stdout and "note" not in done.stderr
+    assert "3 candidates are in the index" in dsokr(*embed).stdout
+
+
+@pytest.mark.filterwarnings("default:.*has no column 'past'")
+def test_a_header_that_may_be_a_candidate_is_noted(dsokr, folder, tmp_path):
+    model, library = tmp_path / "model", tmp_path / "library.csv"
+    dsokr("fit", "--train", folder / "string.csv", *QUICK, *FITS["string"], "--out", model)
+    library.write_text("bwalked\nctalked\ndjumped\n")
+    arguments = ("rank", model, folder / "string.csv", "--candidates", library, "--out", tmp_path / "r.csv")
+    done = dsokr(*arguments)
+    assert "2 candidates were ranked" in done.stdout
+    note = f"note: {library} has no column 'past': its first row, 'bwalked', is taken for the name of its only column"
+    assert done.stderr.count(note) == 1
+    library.write_text("past\nbwalked\nctalked\ndjumped\n")
+    done = dsokr(*arguments)
+    assert "3 candidates were ranked" in done.stdout and "note" not in done.stderr
+
+
+def test_numbers_of_candidates_are_written_in_any_way(dsokr, folder, tmp_path):
+    model, library = tmp_path / "model", tmp_path / "library.txt"
+    dsokr("fit", "--train", folder / "vector.csv", *QUICK, *FITS["vector"][:4], "--out", model)
+    library.write_text("100;1\n120|2\n[130, 0.5]\n-10 5e-1\n")
+    dsokr("embed", model, library, "--out", tmp_path / "i")
+    for candidates in (library, tmp_path / "i"):
+        dsokr("rank", model, folder / "vector.csv", "--candidates", candidates, "--out", tmp_path / "r.csv")
+        rows = read(tmp_path / "r.csv")[:4]
+        found = {(float(row["prediction_y1"]), float(row["prediction_y2"])) for row in rows}
+        assert found == {(100, 1), (120, 2), (130, 0.5), (-10, 0.5)}
+
+
+def test_a_quote_that_is_never_closed_trains_nothing(dsokr, folder, tmp_path):
+    lines = (folder / "smiles.csv").read_text().splitlines()
+    lines[11] = f'"{lines[11]}'
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    done = dsokr("fit", "--train", tmp_path / "t.csv", *QUICK, *FITS["smiles"], "--out", tmp_path / "m", expect=1)
+    said = f"A double quote in row 12 of {tmp_path / 't.csv'} is never closed: the rest of the file, 49 lines, is"
+    assert said in done.stderr.splitlines()[-1] and not (tmp_path / "m").exists()
 
 
 def test_candidates_in_a_table(dsokr, fitted, tmp_path):
@@ -643,8 +742,30 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
             "--encoder FOLDER_OR_NAME",
         ),
         ("predict nowhere {}/vector.csv --out o.csv", "There is no folder nowhere. Train a model with: dsokr fit"),
+        (
+            "predict {}/vector.csv {} --out o.csv",
+            "vector.csv is a file. The folder of the model comes first, then the table.",
+        ),
         ("predict {} {}/vector.csv --out o.txt", "cannot write .txt"),
         ("predict {} {}/vector.csv --out o.csv --top 0", "--top must be at least 1"),
+        ("predict {} {}/vector.csv --out o.csv --top 5", "Name them with --candidates"),
+        ("fit --train {}/one.csv --input a --output b --out m", "has 1 row that can be used. At least 10 are needed."),
+        (
+            "fit --train {}/commas.csv --input a --output b --out m",
+            "commas.csv, row 2 (the header is row 1), column 'b': '0,5' is not a number. Write decimals with a point.",
+        ),
+        (
+            "fit --train {}/commas.csv --input c --output a --out m",
+            "commas.csv, row 4 (the header is row 1), column 'c': '< 0.1' is not a number, but 15 of 20 cells of the",
+        ),
+        (
+            "fit --train {}/far.csv --input a --output b --out m",
+            "row 9 (the header is row 1), column 'b': beside 1e+90 the other numbers all look the same.",
+        ),
+        (
+            "fit --train {}/far.csv --input a,b --output c --out m",
+            "row 9 (the header is row 1), column 'b': beside 1e+90 the other numbers all look the same.",
+        ),
         ("predict {} {}/vector.csv --out o.csv --rule cosine", "Name them with --candidates"),
         ("report {} --out report.pdf", "Name it .html"),
     ],
@@ -655,6 +776,10 @@ def test_errors_are_one_sentence(dsokr, folder, tmp_path, monkeypatch, line, mes
     (folder / "seed.toml").write_text("train = 't.csv'\ninput = 'a'\noutput = 'b'\nout = 'm'\nseed = 99999999999\n")
     write(folder / "same.csv", ["a", "b", "c"], [[x, 1, 2] for x in range(20)])
     write(folder / "huge.csv", ["a", "b"], [[x, f"{x + 1}e300"] for x in range(20)])
+    write(folder / "one.csv", ["a", "b"], [[1, 2]])
+    commas = [[x, f"{x},5", x / 8 if x % 4 != 2 else "< 0.1"] for x in range(20)]
+    write(folder / "commas.csv", ["a", "b", "c"], commas)
+    write(folder / "far.csv", ["a", "b", "c"], [[x, 1e90 if x == 7 else x / 8, -x] for x in range(20)])
     done = dsokr(*line.replace("{}", str(folder)).split(), expect=1)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("dsokr: ") and message in last and done.stdout == ""
@@ -902,3 +1027,126 @@ def test_ctrl_c_while_a_library_is_read_leaves_no_table(dsokr, fitted, folder, t
     library = folder / "library.smi"
     done = dsokr("rank", fitted, inputs, "--candidates", library, "--out", tmp_path / "out.csv", expect=130)
     assert done.stderr == "dsokr: interrupted\n" and [path.name for path in tmp_path.iterdir()] == ["inputs.csv"]
+
+
+def test_rows_with_the_same_input_stay_on_one_side(dsokr, tmp_path):
+    """On noise, each row five times, nothing can be right but what was learned by heart."""
+    rng = np.random.default_rng(0)
+    rows = [[f"{x:.3f}", y] for x, y in zip(rng.normal(size=40), rng.normal(size=40), strict=True)]
+    rows = [[f"{x}0" if again % 2 else x, y] for again in range(5) for x, y in rows]  # 0.50 is 0.5
+    table = write(tmp_path / "noise.csv", ["x", "y"], rows)
+    asked = options.Options(table, "x", "y", tmp_path / "m", validation_fraction=0.12, seed=3)
+    said: list[str] = []
+    plan = fitting.planned(asked, Problems(), said.append)
+    train, valid = ({float(cell) for cell in pairs.cells.inputs} for pairs in (plan.train, plan.valid))
+    assert not train & valid and (len(plan.train), len(plan.valid)) == (175, 25)  # as near to 24 as fives come
+    assert any(line.startswith("  repeats") and "200 rows have the input of another row" in line for line in said)
+    again = fitting.planned(asked, Problems(), said.append)
+    assert plan.valid.cells.rows == again.valid.cells.rows
+
+
+def test_too_few_inputs_to_hold_one_out(tmp_path):
+    """Half of the rows would have to be held out, and all with one output trained on."""
+    table = write(tmp_path / "t.csv", ["x", "y"], [[x % 2, -(x % 2)] for x in range(60)])
+    plan = fitting.planned(options.Options(table, "x", "y", tmp_path / "m"), Problems(), lambda line: None)
+    assert len(plan.valid) == 6
+    said = "60 rows have the input of another row; with 2 different inputs none can be spared, so those held out are"
+    assert fitting.chosen(plan)["repeats"] == f"{said} known"
+
+
+def test_a_split_without_repeats_is_drawn_by_the_seed_alone(tmp_path):
+    table = write(tmp_path / "t.csv", ["x", "y"], [[x, x * x] for x in range(50)])
+    said: list[str] = []
+    plan = fitting.planned(options.Options(table, "x", "y", tmp_path / "m", seed=7), Problems(), said.append)
+    drawn = np.random.default_rng(7).permutation(50)[:5]
+    assert plan.valid.cells.rows == sorted(int(at) + 2 for at in drawn)
+    assert not any(line.startswith("  repeats") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "expected"),
+    [
+        ([1, 1, 1, 1, 1, 1], 2, [0, 1]),
+        ([4, 1, 4, 1, 4], 2, [1, 3]),  # the first that fit
+        ([5, 5, 5, 5], 6, [0]),
+        ([5, 5, 5, 5], 9, [0, 1]),  # 10 is nearer than 5
+        ([7, 3], 1, [1]),  # at least one
+        ([7, 13], 15, [0]),  # not all of them
+    ],
+)
+def test_how_many_rows_are_held_out(sizes, count, expected):
+    starts = np.cumsum([0, *sizes])
+    groups = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=False)]
+    found = fitting.held_out_of(groups, count, sum(sizes) - 5)
+    assert found == {row for place in expected for row in groups[place]}
+
+
+@pytest.mark.filterwarnings("default")
+def test_labels_with_commas_are_noted(dsokr, tmp_path):
+    names = ["acid", "base", "toxic"]
+    tags = [",".join(name for bit, name in enumerate(names) if x >> bit & 1) for x in range(1, 8)]
+    note = "dsokr: note: The labels hold commas: write several labels of a row with ; or | between."
+    for separator, noted in ((",", True), (";", False), ("|", False)):
+        rows = [[x, tags[x % 7].replace(",", separator)] for x in range(70)]
+        table = write(tmp_path / "t.csv", ["x", "tags"], rows)
+        done = dsokr("fit", "--train", table, "--input", "x", "--output", "tags", *QUICK, "--out", tmp_path / "m")
+        assert (note in done.stderr.splitlines()) == noted and "tags as labels" in done.stderr
+    table = write(tmp_path / "t.csv", ["x", "who"], [[x, ["Doe, John", "Jane", "Mary"][x % 3]] for x in range(60)])
+    done = dsokr("fit", "--train", table, "--input", "x", "--output", "who", *QUICK, "--out", tmp_path / "n")
+    assert "note: " not in done.stderr
+
+
+@pytest.mark.filterwarnings("default")
+def test_sets_that_are_taken_for_strings_are_noted_too(dsokr, tmp_path):
+    names = "abcdefghij"
+    rows = [[x, ",".join(name for bit, name in enumerate(names) if x >> bit & 1)] for x in range(3, 123)]
+    table = write(tmp_path / "t.csv", ["x", "tags"], rows)
+    arguments = ("fit", "--train", table, "--input", "x", "--output", "tags", *QUICK, "--size", "10")
+    done = dsokr(*arguments, "--out", tmp_path / "m")
+    assert "tags as string" in done.stderr and "note: The outputs hold commas: write several labels" in done.stderr
+    assert "note: " not in dsokr(*arguments, "--output-kind", "string", "--out", tmp_path / "m").stderr
+
+
+def test_the_commands_in_a_report_run_as_they_are_printed(dsokr, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = "my models/it's"
+    fit = ("fit", "--train", folder / "labels.csv", "--input", "x", "--output", "tags", *QUICK)
+    dsokr(*fit, "--out", model)
+    (tmp_path / "inputs.csv").write_bytes((folder / "labels.csv").read_bytes())
+    (tmp_path / "test.csv").write_bytes((folder / "labels.csv").read_bytes())
+    write(tmp_path / "library.csv", ["tags"], [["apple"], ["banana;cherry"]])
+    dsokr("report", model, "--out", "again.html")
+    for page in (tmp_path / model / "report.html", tmp_path / "again.html"):
+        lines = html.unescape(page.read_text(encoding="utf-8")).partition("Go on from here")[2].splitlines()
+        commands = [shlex.split(line.partition("</pre>")[0]) for line in lines if line.startswith("dsokr ")]
+        assert [command[1] for command in commands] == ["predict", "rank", "evaluate"]
+        for command in commands:
+            dsokr(*command[1:])
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_note_is_said_once_and_names_no_index(dsokr, folder, tmp_path):
+    rows = [[f"{p}{a}", p] for p in "abcdefgh" for a in ("walk", "talk", "jump", "play", "look")]
+    table = write(tmp_path / "t.csv", ["verb", "first"], rows)
+    valid = write(tmp_path / "v.csv", ["verb", "first"], [["awalk", "a"], ["Zwalk", "a"], *rows[:7], ["Qwalk", "b"]])
+    fit = ("fit", "--train", table, "--valid", valid, "--input", "verb", "--output", "first", *QUICK, *SMALL)
+    notes = [line for line in dsokr(*fit, "--out", tmp_path / "m").stderr.splitlines() if "note: " in line]
+    assert notes == [
+        "dsokr: note: No training string has the character 'Z' of 'Zwalk': it reads as blank, here and in 1 more "
+        "string with unknown characters."
+    ]
+    inputs = write(tmp_path / "i.csv", ["verb"], [["awalk"], ["Zwalk"]])
+    done = dsokr("predict", tmp_path / "m", inputs, "--out", tmp_path / "o.csv")
+    said = "dsokr: note: No training string has the character 'Z' of 'Zwalk': it reads as blank."
+    assert done.stderr.splitlines() == [said]
+
+
+def test_a_ranking_that_is_none_does_not_lose_the_others(dsokr, folder, tmp_path):
+    rows = [list(row.values()) for row in read(folder / "ranking.csv")]
+    rows[16][3], rows[20][3] = "n/a", rows[20][3].replace("banana", "bananna")
+    table = write(tmp_path / "t.csv", ["a", "b", "c", "order"], rows)
+    for kernel in ("hamming", "lehmer", "kemeny"):
+        fit = ("fit", "--train", table, "--input", "a,b,c", "--output", "order", "--kernel", kernel, *QUICK)
+        dsokr(*fit, "--out", tmp_path / kernel)
+        skipped = [row["row"] for row in read(tmp_path / kernel / "skipped.csv")]
+        assert skipped == (["18"] if kernel == "kemeny" else ["18", "22"])

@@ -1,6 +1,7 @@
 """Kinds of cells: round trips, bad cells, guesses, and parts by name."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -74,6 +75,9 @@ def test_a_damaged_task_file_is_said():
         (Vector(), "nan", "'nan' is not a finite number."),
         (Vector(), "1;inf", "'inf' is not a finite number."),
         (Vector(), "1,5", "'1,5' is not a number. Write decimals with a point."),
+        (Vector(), "-1,5e-3", "'-1,5e-3' is not a number. Write decimals with a point."),
+        (Vector(), "1,234", "'1,234' is not a number. Write decimals with a point, and thousands without anything"),
+        (Vector(), "1.234.567,8", "'1.234.567,8' is not a number. Write decimals with a point, and thousands without"),
         (Vector(("a", "b")), ("1", ""), "The cell in 'b' is empty."),
         (Vector(("a", "b")), ("x", "2"), "'x' in 'a' is not a number."),
         (Vector(mean=(0.0, 0.0), scale=(1.0, 1.0)), "1", "There must be 2 numbers. Got 1."),
@@ -103,6 +107,36 @@ def test_bad_cells_have_a_reason(kind, cell, reason):
     assert reason in kind.read([cell]).bad[0]
     with pytest.raises(InputError, match="Input 0: "):
         kind.all_of([cell], "Input")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_items_are_those_of_rankings_that_can_be_read(full):
+    """A cell that is no ranking takes the blame itself, and leaves none to the others."""
+    cells = ["b>a>c", "n/a", "c>b>a", "", "d>d>a", "a>c>b"]
+    kind = Ranking(full=full).adapted(cells)
+    assert kind.items == ("a", "b", "c")
+    read = kind.read(cells)
+    assert read.good == [0, 2, 5]
+    assert read.bad[1] == "A ranking has two items or more. Got 'n/a' alone."
+    assert read.bad[4] == "'d' is ranked twice."
+
+
+def test_a_misspelt_item_is_not_one_that_all_others_miss():
+    cells = ["water>ethanol>hexane", "hexane>water>ethanol"] * 4 + ["water>etanol>hexane", "water>hexane", "a>b>c"]
+    read = Ranking(full=True).adapted(cells).read(cells)
+    assert read.good == list(range(8))
+    among = "is not among the 3 items that the rankings of training have."
+    assert read.bad[8] == f"'etanol' {among} Did you mean 'ethanol'?"
+    assert read.bad[9].startswith("'ethanol' is not ranked")
+    assert read.bad[10] == f"'a' {among} The kernel kemeny takes all."
+    assert "etanol" in Ranking().adapted(cells).items  # with missing items nobody knows
+
+
+def test_rankings_of_a_few_out_of_many_are_not_full():
+    """No set of items is that of nearly all: the reason stays that items are missing."""
+    cells = ["a>b", "b>c", "c>d", "d>a", "a>b"]
+    read = Ranking(full=True).adapted(cells).read(cells)
+    assert not read.good and "'c' is not ranked, and this kernel takes full rankings only" in read.bad[0]
 
 
 class Counted(tuple):
@@ -197,6 +231,10 @@ def test_without_pillow_the_extra_is_named(monkeypatch):
         (["t"], ["a primary alcohol", "an ester"], "text"),
         (["t"], ["größe", "maß"], "text"),
         (["word"], ["running", "walked"], "string"),
+        (["version"], ["1.2.3", "1.10.0", "2.0.1"], "string"),
+        (["cas"], ["64-17-5", "67-56-1", "7732-18-5"], "string"),
+        (["code"], ["A17", "B9", "12"], "string"),
+        (["note"], ["seen on 3 of 7 days", "12", "none"], "text"),
     ],
 )
 def test_guessed_inputs(columns, cells, expected):
@@ -214,11 +252,37 @@ def test_guessed_inputs(columns, cells, expected):
         (["y"], ["a;b", "c"], "labels"),
         (["y"], ["yes", "no"] * 10, "labels"),
         (["y"], ["running", "walked", "größer"], "string"),
+        (["y"], ["1;3;5", "2;4;6"], "vector"),
+        (["y"], ["1;3;5", "2;4", "{}"], "labels"),
+        (["y"], ["1;3;5", "2;4", "7", "1;x"], "labels"),
+        (["y"], ["1>3>5", "3>1=5"], "ranking"),
+        (["y"], ["1,3,5", "2,4,6", "2,4,7,9"], "string"),
+        (["y"], ["36", "38", "S", "M", "L"] * 10, "labels"),
+        (["y"], ["1", "2", "3", "4", "5", "6", "7", "8", "9", "< 1"], "vector"),
     ],
 )
 def test_guessed_outputs(columns, cells, expected):
     assert guess.guessed_output(columns, cells) == expected
     assert guess.output_named("auto", columns, cells).name == expected
+
+
+@pytest.mark.parametrize("guessed", [guess.guessed_input, guess.guessed_output])
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["", "0,15", "1,5e-3", "-2,25"], "position 1, column 'c': '0,15' is not a number. Write decimals with a p"),
+        (["2", "3", "4,5"], "position 2, column 'c': '4,5' is not a number. Write decimals with a point."),
+        (["1,234,567", "999", "12,000"], "'1,234,567' is not a number. Write decimals with a point, and thousands"),
+        (["n/a", *["0,1 0,2", "0,3 0,4"] * 10], "position 1, column 'c': '0,1' is not a number."),
+        (["1.5", "", "< 0.1", "2.5"], "position 2, column 'c': '< 0.1' is not a number, but 2 of 3 cells of the"),
+        (["1.5", "nan", "2.5"] * 200, "position 1, column 'c': 'nan' is not a number, but 400 of 600 cells"),
+    ],
+)
+def test_numbers_are_not_taken_for_strings(guessed, cells, message):
+    with pytest.raises(InputError, match=f"^.*{re.escape(message)}.*-kind (string|text|labels)") as caught:
+        guessed(["c"], cells)
+    option = "--input-kind" if guessed is guess.guessed_input else "--output-kind"
+    assert f"say {option} " in str(caught.value).lower()
 
 
 def test_what_cannot_be_guessed_or_does_not_exist():

@@ -95,6 +95,90 @@ def test_rows_are_counted_as_a_spreadsheet_does(tmp_path):
         problems.settle()
 
 
+OPEN = [("an alcohol", "CO"), ('"an acid', "CCO"), *((f"a molecule, {i}", "C") for i in range(5))]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz"])
+@pytest.mark.parametrize("on_error", ["skip", "fail"])
+def test_a_quote_that_is_never_closed_is_refused(tmp_path, name, on_error):
+    separator = "\t" if name == "t.tsv" else ";"
+    text = "".join(f"{separator.join(row)}\n" for row in [("text", "smiles"), *OPEN])
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    said = f"A double quote in row 3 of .*{name} is never closed: the rest of the file, 5 lines, is inside of it."
+    with pytest.raises(InputError, match=said):
+        read(tmp_path / name, problems=Problems.of(on_error))
+    blocks = tables.table(tmp_path / name).blocks(Problems(), rows=1)
+    assert next(blocks).cells["smiles"] == ["CO"]
+    with pytest.raises(InputError, match=said):
+        next(blocks)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('a,b\n1,2\n"3,4\n', r"row 3 of .* is never closed\.$"),
+        ('a,b\n1,2\n3,"4', r"row 3 of .* is never closed\.$"),
+        ('"a,b\n1,2\n', "row 1 of .* the rest of the file, 1 line, is"),
+        ('a,b\n"two\nlines",1\n"3,4\n5,6\n', "row 3 of .* the rest of the file, 1 line, is"),
+        ('\n\na,b\n"1,2\n3,4', "row 4 of .* the rest of the file, 1 line, is"),
+    ],
+)
+def test_where_a_quote_is_never_closed(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / "t.csv")
+
+
+def test_a_quote_that_is_not_closed_in_a_long_file(tmp_path):
+    line = "x" * 99_999 + "\n"
+    (tmp_path / "t.csv").write_text(f'a,b\n1,2\n"3,4\n{(tables.LONGEST_CELL // 100_000 + 5) * line}')
+    with pytest.raises(InputError, match="row 3 of .* is not closed within 10,000,000 letters: 10. lines after it are"):
+        read(tmp_path / "t.csv")
+
+
+def test_a_quote_that_is_closed_by_another_one(tmp_path):
+    path, problems = tmp_path / "t.csv", Problems()
+    path.write_text('a,b\n"1,2\n3,4\n"5",6\n"7","8\n9"\n10,"11\n12"\n13,"14,15\n16,"17",18\n')
+    assert read(path, problems=problems).cells == {"a": ["7", "10"], "b": ["8\n9", "11\n12"]}
+    assert [(problem.row, problem.reason) for problem in problems.found] == [
+        (2, "A cell goes on over 3 lines, and after its closing quote: is a double quote missing?"),
+        (5, "It has 3 cells, the header has 2. A cell goes on over 2 lines: is a double quote missing?"),
+    ]
+
+
+@pytest.mark.parametrize("blank", ["\n", "\r\n\r\n", " \n,,\n;;\n"])
+def test_blank_lines_above_the_header(tmp_path, blank):
+    path, problems = tmp_path / "t.csv", Problems()
+    path.write_bytes(f"{blank}a,b\n1,2\n3\n".encode())
+    above = blank.count("\n")
+    found = read(path, problems=problems)
+    assert found.cells == {"a": ["1"], "b": ["2"]} and found.numbers == [above + 2]
+    said = f"t.csv, row {above + 3} (the header is row {above + 1}): It has 1 cell, the header has 2."
+    assert said in problems.found[0].sentence()
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("text\tsmiles\nan ester, say\tCO\n", ["text", "smiles"]),
+        ("text, in words\tsmiles\nan ester\tCO\n", ["text, in words", "smiles"]),
+        ("Temp, °C;press;y\n1.5;2;3\n4;5;6\n", ["Temp, °C", "press", "y"]),
+        ("Temp, °C;press, bar\n1,5;2,5\n", ["Temp, °C", "press, bar"]),
+        ('text;labels (a, b, c)\n"one; two";a\n', ["text", "labels (a, b, c)"]),
+        ("text,labels (a;b;c)\nan ester,a\na,b,c\nan acid,b;c\n", ["text", "labels (a;b;c)"]),
+        ('"Temp\n(°C)";y\n1;2\n', ["Temp\n(°C)", "y"]),
+        ('"a;b",c\n1,2\n', ["a;b", "c"]),
+        ("tags\na;b\nc;d\n", ["tags"]),
+        ("a,b;c,d\n", ["a", "b;c", "d"]),
+        ("a;b,c;d\n1\n", ["a", "b,c", "d"]),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_separates_the_cells_of_a_csv_file(tmp_path, text, columns, encoding):
+    (tmp_path / "t.csv").write_bytes(text.encode(encoding))
+    assert tables.table(tmp_path / "t.csv").columns() == columns
+
+
 def test_a_library_is_read_in_blocks(tmp_path):
     path = tmp_path / "t.csv"
     tables.write(path, ["n"], ([i] for i in range(10)))
@@ -187,6 +271,9 @@ def test_a_table_of_bad_rows_only(tmp_path):
     ("name", "content", "message"),
     [
         ("t.csv", b"", "t.csv is empty. Its first row must name the columns"),
+        ("t.csv", b"\n,,\n", "t.csv is empty. Its first row must name the columns"),
+        ("t.csv", b'"a\n\xe9",b\n1,2\n', "t.csv, row 1: It has bytes that are not UTF-8"),
+        ("t.csv", b'"a\nb,c\n"d",e\n', "t.csv, row 1: .* is a double quote missing"),
         ("t.jsonl", b"\n", "t.jsonl is empty"),
         ("t.jsonl", b"[1]\n", "has no line with a JSON object"),
         ("t.smi", b"# nothing\n", "t.smi is empty"),

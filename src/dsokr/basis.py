@@ -14,8 +14,8 @@ from torch import Generator, Tensor
 from dsokr.errors import InputError, KernelError, UndefinedAt
 from dsokr.kernels import FeatureKernel, Kernel
 from dsokr.kernels.base import Evaluate
-from dsokr.outputs import Outputs, as_outputs, blocks, count, take, to_device
-from dsokr.sketches import Sketch, SketchSpec
+from dsokr.outputs import Outputs, as_outputs, blocks, count, owned, take, to_device
+from dsokr.sketches import Full, Sketch, SketchSpec
 
 Rule = Literal["kernel", "projected", "cosine"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -232,7 +232,7 @@ def sketch_span(
         pass  # a kernel that is undefined for some output says so here, by its index among all
     drawn = sketch if isinstance(sketch, Sketch) else _draw(kernel, ys, sketch, generator)
     everything = len(drawn.indices) == count(ys) and torch.equal(drawn.indices, torch.arange(count(ys)))
-    anchors = to_device(ys if everything else take(ys, drawn.indices), device)
+    anchors = to_device(owned(ys) if everything else take(ys, drawn.indices), device)
     weights = None if drawn.weights is None else drawn.weights.to(device)
     return SketchedSpan(kernel, anchors, weights, _sketched_gram(kernel, anchors, weights, device))
 
@@ -248,9 +248,16 @@ def _in_blocks(evaluate: Evaluate, ys: Outputs) -> Iterator[tuple[slice, Tensor]
 
 
 def _draw(kernel: Kernel, ys: Outputs, sketch: SketchSpec, generator: Generator | None) -> Sketch:
-    if generator is None:
+    if generator is None and not isinstance(sketch, Full):
         raise InputError(f"{type(sketch).__name__} is random: pass the generator to draw it with.")
-    return sketch.draw(count(ys), generator, lambda a, b: kernel(take(ys, a), take(ys, b)))
+    drawn_with = Generator() if generator is None else require_generator(generator)
+    return sketch.draw(count(ys), drawn_with, lambda a, b: kernel(take(ys, a), take(ys, b)))
+
+
+def require_generator(generator: object) -> Generator:
+    if not isinstance(generator, Generator):
+        raise InputError(f"generator must be a torch.Generator, such as Generator().manual_seed(0). Got {generator!r}.")
+    return generator
 
 
 def _sketched_gram(kernel: Kernel, anchors: Outputs, weights: Tensor | None, device: torch.device) -> Tensor:  # (m, m)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ console = Console()
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+
+INDEX = re.compile(r"(, the first)? at index \d+,?(?=[ :])")  # in a note; it is not the row of a table
 
 EXTRAS = {
     "chem": ["rdkit"],
@@ -280,6 +283,7 @@ def fit(
 Model = Annotated[Path, typer.Argument(help="Folder of a model made by `dsokr fit`.")]
 OnError = Annotated[str, typer.Option(help="skip rows that cannot be used, or fail.")]
 CandidatesColumn = Annotated[str | None, typer.Option(help="Column of the candidates, if it is not clear.")]
+Top = Annotated[int | None, typer.Option(help="Candidates for each input; 10 by default.")]
 Keep = Annotated[str, typer.Option(help="Columns of the inputs to carry along, with commas between.")]
 RuleName = Annotated[str | None, typer.Option(help="How candidates are scored: kernel, projected or cosine.")]
 
@@ -293,7 +297,7 @@ def predict(
         Path | None, typer.Option(help="Rank these instead: a table, a .smi list, or an index of `dsokr embed`.")
     ] = None,
     candidates_column: CandidatesColumn = None,
-    top: Annotated[int, typer.Option(help="Candidates for each input.")] = 10,
+    top: Top = None,
     rule: RuleName = None,
     keep: Keep = "",
     on_error: OnError = "skip",
@@ -324,7 +328,7 @@ def rank(
     ],
     out: Annotated[Path, typer.Option(help="Table to write: .csv, .tsv, .jsonl or .parquet.")],
     candidates_column: CandidatesColumn = None,
-    top: Annotated[int, typer.Option(help="Candidates for each input.")] = 10,
+    top: Top = None,
     rule: RuleName = None,
     keep: Keep = "",
     on_error: OnError = "skip",
@@ -491,9 +495,18 @@ def info(as_json: AsJson = False) -> None:
 
 @contextmanager
 def _notes() -> Iterator[None]:
-    """Warnings as sentences, without the place in the code that they come from."""
+    """Warnings as sentences, each once, without the place in the code, or in a list there, that they come from."""
+    said: set[str] = set()
+
+    def say(message: Warning | str, *_: Any) -> None:
+        note = INDEX.sub("", str(message))
+        about = note.partition(": ")[0]  # what follows may count the rows at hand
+        if about not in said:
+            said.add(about)
+            print(f"dsokr: note: {note}", file=sys.stderr)
+
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(f"dsokr: note: {message}", file=sys.stderr)
+        warnings.showwarning = say  # type: ignore[assignment] # takes more than it needs
         yield
 
 

@@ -16,7 +16,7 @@ from dsokr.decoders import EmbeddedOutputs, Ranking, largest
 from dsokr.errors import InputError, require_k
 from dsokr.estimator import DSOKR
 from dsokr.outputs import Outputs, as_outputs, keys, take
-from dsokr.rounding import single
+from dsokr.rounding import comparable
 
 Combine = Literal["mean rank", "mean score", "max score"]
 COMBINATIONS: tuple[Combine, ...] = get_args(Combine)
@@ -162,7 +162,7 @@ def _standardized(scores: Tensor) -> Tensor:  # (n, c)
 
 def all_ranks(scores: Tensor) -> Tensor:  # (n, c)
     """The rank of every candidate in its row, 1 for the best; those equal in single precision share their mean rank."""
-    ordered, order = single(scores).sort(dim=1, descending=True)
+    ordered, order = comparable(scores).sort(dim=1, descending=True)
     changes = ordered[:, 1:] != ordered[:, :-1]  # equal scores stand side by side
     begins, ends = F.pad(changes, (1, 0), value=True), F.pad(changes, (0, 1), value=True)
     places = torch.arange(1, scores.shape[1] + 1, device=scores.device).expand_as(scores)

@@ -2,11 +2,67 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 LARGE, SMALL = 1e37, 1e-25  # between these single precision has all its bits
+SAMPLE = 255  # scores of a row that are looked at for what they have in common
+BITS, NOISE = 2.0**-24, 2.0**-40  # of the spread of scores, and of their size, that count as nothing
+
+
+class Common(NamedTuple):
+    """What the scores of every row have in common, which says nothing about which is best."""
+
+    level: Tensor  # (n, 1)
+    grid: Tensor  # (n, 1), differences that count
+
+    @staticmethod
+    def of(scores: Tensor) -> Common:  # (n, c)
+        """From the medians of some, which are not moved by a few that are far off.
+
+        They are rounded, so that scores in single precision have the same in common as those in double.
+        """
+        some = scores[:, :: max(1, scores.shape[1] // SAMPLE)].double()
+        level = _in_bits(some.median(dim=1, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0), 12)
+        spread = (some - level).abs().median(dim=1, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0)
+        return Common(level, _in_bits(torch.maximum(BITS * spread, NOISE * level.abs()), 1))
+
+    def of_rows(self, rows: Tensor) -> Common:
+        return Common(self.level[rows], self.grid[rows])
+
+
+def _in_bits(x: Tensor, bits: int) -> Tensor:
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 2**bits).round_(), exponent - bits)
+
+
+def beyond(scores: Tensor, common: Common) -> Tensor:  # (n, c)
+    """By how much scores differ from what they have in common: that, and not the scores, is compared in few bits.
+
+    A large part in all scores of a row, such as outputs far from zero make, would hide which of them is best.
+
+    >>> scores = torch.tensor([[2.0**30 - 1, 2.0**30, 2.0**30 + 1]], dtype=torch.float64)
+    >>> beyond(scores, Common.of(scores)).round()
+    tensor([[-1.,  0.,  1.]], dtype=torch.float64)
+    """
+    difference = scores - common.level
+    steps = common.grid.masked_fill(common.grid == 0, 1.0)
+    return torch.where(common.grid == 0, difference, (difference / steps).round_() * steps)
+
+
+def comparable(scores: Tensor, common: Common | None = None) -> Tensor:  # (n, c)
+    """Scores as they are compared within their row: equal where they agree in single precision, beyond what is common.
+
+    >>> scores = torch.tensor([[1e9, 1e9 + 1, 1e9 + 1 + 1e-9]], dtype=torch.float64)
+    >>> comparable(scores).sort(descending=True, stable=True).indices
+    tensor([[1, 2, 0]])
+    """
+    if scores.dtype == torch.float32:
+        return scores
+    return single(beyond(scores, Common.of(scores) if common is None else common))
 
 
 def single(scores: Tensor) -> Tensor:  # (n, c)

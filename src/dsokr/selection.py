@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from dsokr.basis import Rule, SketchedSpan, sketch_span
+from dsokr.basis import Rule, SketchedSpan, require_generator, sketch_span
 from dsokr.decoders import Candidates, EmbeddedOutputs
 from dsokr.errors import InputError
 from dsokr.kernels import Kernel
@@ -39,7 +40,10 @@ def leverage_scores(
     >>> leverage_scores(kernels.Linear(), ys, regularization=1 / 3, pilot=3, generator=Generator())
     tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
     """
-    ys = as_outputs(ys)
+    ys, generator = as_outputs(ys), require_generator(generator)
+    if not isinstance(pilot, Integral | None):
+        raise InputError(f"The pilot sample must be a whole number of outputs. Got pilot={pilot!r}.")
+    pilot = None if pilot is None else int(pilot)
 
     def gram(a: Tensor, b: Tensor) -> Tensor:
         return kernel(take(ys, a), take(ys, b))
@@ -88,6 +92,7 @@ def perfect_h(
     """
     sizes = tuple(sorted(set(sizes)))
     ys, validation = as_outputs(ys), as_outputs(validation, "validation")
+    generator = require_generator(generator)
     if not sizes or replicates < 1:
         raise InputError("perfect_h needs at least one sketch size and one replicate.")
     if isinstance(sketch, Full):
@@ -128,6 +133,10 @@ def choose_size(curve: SizeCurve, tolerance: float = 0.01) -> int:
     """
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance must be in [0, 1). Got {tolerance}.")
+    wrong = (~torch.isfinite(curve.mean())).nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        raise InputError(f"Sizes are compared by finite values. Got {curve.mean()[at]:g} at size {curve.sizes[at]}.")
     good = curve.shortfall() <= tolerance
     return curve.sizes[int(good.nonzero()[0])]
 

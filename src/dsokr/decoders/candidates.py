@@ -11,14 +11,14 @@ from dsokr.basis import RULES, Rule, SketchedBasis, check_rule
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.errors import InputError
-from dsokr.outputs import Outputs, as_outputs, take
+from dsokr.outputs import Outputs, as_outputs, owned, take
 
 
 @dataclass(frozen=True)
 class Candidates(Decoder):
     """The best-scoring output of a list: the distinct training outputs, or those given.
 
-    Exact: all are scored, in double precision; scores that agree in single precision are equal, and the first wins.
+    Exact: all are scored, in double precision. Of those that differ by rounding alone the first wins.
     ``rule`` says how outputs are scored, see :func:`dsokr.basis.embedded_scores`. ``"kernel"`` is the paper's;
     ``"auto"`` takes the one that does best on the validation pairs, and the paper's if there are none.
 
@@ -37,7 +37,9 @@ class Candidates(Decoder):
         return tuple(replace(self, rule=rule) for rule in RULES) if self.rule == "auto" else (self,)
 
     def known(self, training_outputs: Outputs) -> Outputs:
-        return super().known(training_outputs) if self.outputs is None else as_outputs(self.outputs, "candidates")
+        return (
+            super().known(training_outputs) if self.outputs is None else owned(as_outputs(self.outputs, "candidates"))
+        )
 
     def scoring_rule(self) -> Rule:
         if self.rule == "auto":

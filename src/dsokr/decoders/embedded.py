@@ -12,7 +12,7 @@ from dsokr.decoders.scan import Ranking, Scan
 from dsokr.errors import InputError
 from dsokr.metrics import ranks
 from dsokr.outputs import Outputs, as_outputs, blocks, count, take
-from dsokr.rounding import LARGE, SMALL, single
+from dsokr.rounding import LARGE, SMALL, Common, beyond, single
 
 QUERY_BLOCK = 1024  # rows of coefficients scored at once against a block of outputs
 
@@ -106,15 +106,18 @@ class EmbeddedOutputs:
         self, z: Tensor, truth: Tensor, own: Tensor, size: Tensor | None, rule: Rule
     ) -> tuple[Tensor, Tensor]:  # (n,), (n, 1)
         """The ranks, if rows have scores up to ``size`` (None: none needs another unit), and the size they have."""
-        found, most = z.new_ones(len(z)), torch.zeros_like(own)
+        found, most, common = z.new_ones(len(z)), torch.zeros_like(own), {}
         for where, embedding, diag in self.blocks():
             for at in _parts(len(z)):
                 scores = embedded_scores(z[at], embedding, diag, rule)
-                most[at] = most[at].maximum(_size(scores, at.start))
+                if where.start == 0:
+                    common[at.start] = Common.of(scores)
+                both = beyond(torch.cat([own[at], scores], dim=1), common[at.start])
+                most[at] = most[at].maximum(_size(both, at.start))
                 if size is None:
-                    mine, others = own[at].float(), scores.float()
+                    mine, others = both.float().tensor_split((1,), dim=1)
                 else:
-                    _, mine, others = single(torch.cat([size[at], own[at], scores], dim=1)).tensor_split((1, 2), dim=1)
+                    _, mine, others = single(torch.cat([size[at], both], dim=1)).tensor_split((1, 2), dim=1)
                 right = ((truth[at] >= where.start) & (truth[at] < where.stop)).nonzero()[:, 0]
                 others[right, truth[at][right] - where.start] = torch.nan  # neither better than itself nor equal
                 found[at] += (others > mine).sum(dim=1) + (others == mine).sum(dim=1) / 2

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsokr.basis import Rule, check_rule
 from dsokr.errors import InputError
-from dsokr.rounding import LARGE, rounded, single
+from dsokr.rounding import LARGE, Common, beyond, comparable, rounded
 
 QUERIES = 1024  # rows of coefficients scored at once against a block of candidates
 PAIRS = 512  # pairs scored at once in double precision: few enough for a cache
@@ -117,6 +117,8 @@ class _Rows:
             scores = (self.single @ single.T).mul_(factor.float()).add_(offset.float())
         else:  # too large for single precision
             scores = (self.z @ rows.double().T).mul_(factor).add_(offset)
+        if start == 0:
+            self.best.common = Common.of(scores)
         error = self._rounding(sizes)
         if start < self.k:  # not yet full: what is not among the best k of its block is not among the best k
             floor = scores.topk(min(self.k, len(rows)), dim=1).values[:, -1].double() - 2 * error
@@ -150,28 +152,31 @@ class _SortedRows:
     def __init__(self, z: Tensor, k: int, rule: Rule):
         self.z, self.k, self.rule = z, k, rule
         self.scores = z.new_empty(len(z), 0)
-        self.indices = self.scores.long()
+        self.indices, self.common = self.scores.long(), Common(z.new_zeros(len(z), 1), z.new_zeros(len(z), 1))
 
     def add(self, block: _Block) -> None:
         scores = (self.z @ block.rows.double().T).mul_(block.factor).add_(block.offset)
         scores.masked_fill_(scores.isnan(), -torch.inf)
-        found, columns = largest(scores, min(self.k, scores.shape[1]))
+        if block.start == 0:
+            self.common = Common.of(scores)
+        found, columns = largest(scores, min(self.k, scores.shape[1]), self.common)
         merged = torch.cat([self.scores, found], dim=1)
         places = torch.cat([self.indices, columns + block.start], dim=1)
-        order = single(merged).sort(dim=1, descending=True, stable=True).indices[:, : self.k]
+        order = comparable(merged, self.common).sort(dim=1, descending=True, stable=True).indices[:, : self.k]
         self.scores, self.indices = merged.gather(1, order), places.gather(1, order)
 
     def ranking(self) -> Ranking:
         return Ranking(self.indices, self.scores + constant(self.rule, self.z)[:, None])
 
 
-def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
+def largest(scores: Tensor, k: int, common: Common | None = None) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
     """The k largest of every row, with their columns; of equal ones the first.
 
     Scores that agree in single precision are equal: the last bits of a sum depend on where in a block it stands, so
     that without this even two copies of one output would differ. ``topk`` itself would take any of several equal ones.
+    What all scores of a row have in ``common`` does not count (see :func:`dsokr.rounding.beyond`).
     """
-    keys = single(scores)
+    keys = comparable(scores, common)
     least = keys.topk(k, dim=1).values[:, -1:]
     above, equal = keys > least, keys == least
     chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
@@ -193,6 +198,7 @@ class _Best:
     def __init__(self, queries: int):
         self.indices = torch.empty(queries, 0, dtype=torch.long)
         self.scores = torch.empty(queries, 0, dtype=torch.float64)
+        self.common = Common(*torch.zeros(2, queries, 1, dtype=torch.float64))
 
     def widen(self, k: int) -> None:
         """Make room for k, which may be more than there will ever be candidates: only when they have come."""
@@ -207,7 +213,8 @@ class _Best:
         owner = torch.cat([torch.arange(len(touched)).repeat_interleave(k), place]).numpy()
         index = torch.cat([self.indices[touched].reshape(-1), index])
         score = torch.cat([self.scores[touched].reshape(-1), score])
-        order = np.lexsort((index.numpy(), -rounded(score.numpy()), owner))
+        above = beyond(score[:, None], self.common.of_rows(touched[owner]))[:, 0]
+        order = np.lexsort((index.numpy(), -rounded(above.numpy()), owner))
         starts = np.searchsorted(owner[order], np.arange(len(touched)))
         keep = torch.from_numpy(order[starts[:, None] + np.arange(k)])
         self.indices[touched], self.scores[touched] = index[keep], score[keep]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ from dsokr import kernels, sketches
 from dsokr.errors import InputError
 from dsokr.outputs import Outputs, as_outputs, count, take
 from dsokr.plotting import pyplot
+from dsokr.tool import tables
+from dsokr.tool.kinds import numbers
+from dsokr.tool.problems import Problems
 
 
 def read(path: Path) -> Outputs:
@@ -19,13 +23,13 @@ def read(path: Path) -> Outputs:
     if not path.is_file():
         raise InputError(f"There is no file {path}.")
     try:
-        match path.suffix:
+        match tables.form(path):
             case ".npy":
                 ys = np.load(path, allow_pickle=False)
             case ".npz":
                 ys = sp.load_npz(path)
-            case ".csv" | ".tsv":
-                ys = _read_table(path, "," if path.suffix == ".csv" else "\t")
+            case ".csv" | ".tsv" | ".tab":
+                ys = _read_table(path)
             case other:
                 raise InputError(
                     f"{path}: cannot read {other or 'a file without a suffix'}. Use .npy, .npz, .csv or .tsv."
@@ -37,22 +41,22 @@ def read(path: Path) -> Outputs:
     return as_outputs(ys, str(path))
 
 
-def _read_table(path: Path, separator: str) -> np.ndarray:
-    """Numbers; a first line without any number is a header, and empty lines are passed over."""
-    rows: list[list[float]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        cells = line.split(separator)
-        if number == 1 and not any(map(_is_number, cells)):
-            continue
+def _read_table(path: Path) -> np.ndarray:
+    """Numbers; a first row without any number is a header."""
+    problems = Problems()
+    rows = tables.Separated(path).rows(problems, first="the first row")
+    at, first = next(rows)
+    names = [] if any(map(_is_number, first)) else [name.strip() for name in first]
+    found = []
+    for number, cells in rows if names else chain([(at, first)], rows):
         try:
-            rows.append([float(cell) for cell in cells])
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: {error}.") from error
-        if len(rows[-1]) != len(rows[0]):
-            raise InputError(f"{path}, line {number}: expected {len(rows[0])} columns. Got {len(rows[-1])}.")
-    return np.array(rows)
+            found.append(numbers(cells, names))
+        except InputError as error:
+            problems.add(path, number, f"row {number}", "", str(error))
+            break
+    for problem in problems.by_row():
+        raise InputError(f"{path}, row {problem.row}: {problem.reason}")
+    return np.array(found)
 
 
 def _is_number(cell: str) -> bool:
@@ -110,9 +114,13 @@ def sizes(text: str, ys: Outputs) -> list[int]:
     """The sizes in a list with commas; without one, doubling from 2 up to half the outputs, at most 1,024."""
     if text:
         try:
-            return [int(size) for size in text.split(",")]
+            found = [int(size) for size in text.split(",")]
         except ValueError as error:
             raise InputError(f"--sizes takes whole numbers with commas between, 10,20,50. Got {text!r}.") from error
+        for size in found:
+            if not 1 <= size <= count(ys):
+                raise InputError(f"--sizes must be from 1 to {count(ys):,}, the outputs not held out. Got {size:,}.")
+        return found
     return [2**i for i in range(1, 11) if 2**i <= max(2, count(ys) // 2)]
 
 

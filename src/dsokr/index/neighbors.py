@@ -28,7 +28,7 @@ from dsokr.decoders.scan import affine, constant
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.index.exact import products
 from dsokr.index.files import Arrays
-from dsokr.rounding import single
+from dsokr.rounding import comparable
 
 KINDS = ("flat", "hnsw", "ivfpq")
 STEPS = (
@@ -117,7 +117,7 @@ class Neighbors:
         factor, offset = (torch.from_numpy(part) for part in affine(self.rule, arrays.diag[at], arrays.norm[at]))
         scores = products(arrays.psi, z, at).mul_(factor).add_(offset)
         scores.masked_fill_(torch.from_numpy(missing), -torch.inf)
-        order = single(scores).sort(dim=1, descending=True, stable=True).indices[:, :k]
+        order = comparable(scores).sort(dim=1, descending=True, stable=True).indices[:, :k]
         ranking = Ranking(torch.from_numpy(at).gather(1, order), scores.gather(1, order))
         few = ranking.scores[:, -1].isneginf()
         return Ranking(ranking.indices, ranking.scores + constant(self.rule, z)[:, None]), few

@@ -1,5 +1,6 @@
 """Kernels on sets and bags, given as binary or count vectors."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,17 +37,17 @@ class Tanimoto(Kernel):
         return self.against(b)(a)
 
     def diag(self, a: Outputs) -> Tensor:
-        return torch.ones_like(_sizes(as_rows(a)))
+        return torch.ones_like(_sizes(_bags(a)))
 
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
         """Bags that are sparse are turned into lists of who has an item, once."""
         if weights is not None:
             return super().against(anchors, weights)
-        b = as_rows(anchors)
+        b = _bags(anchors)
         b_sizes, shared = _sizes(b), _shared_with(b)
 
         def evaluate(ys: Outputs) -> Tensor:
-            a = as_pair(ys, b)[0]
+            a = as_pair(_bags(ys), b)[0]
             both = shared(a)
             union = _sizes(a)[:, None] + b_sizes - both
             return both.div_(union).masked_fill_(union == 0, 1.0)
@@ -57,8 +58,16 @@ class Tanimoto(Kernel):
         return self
 
 
+def _bags(ys: Outputs) -> Rows:
+    rows = as_rows(ys)
+    if rows.shape[0] and not rows.shape[1]:
+        raise InputError(f"Tanimoto compares sets or bags. Got {rows.shape[0]} outputs without any number.")
+    return rows
+
+
 def _sizes(rows: Rows) -> Tensor:  # (n,)
-    smallest = rows.data.min(initial=0.0) if sp.issparse(rows) else rows.min()
+    entries = rows.data if sp.issparse(rows) else rows
+    smallest = entries.min() if math.prod(entries.shape) else 0.0
     if smallest < 0:
         raise InputError(f"Tanimoto compares sets or bags: entries must not be negative. Got {float(smallest):g}.")
     return torch.from_numpy(np.asarray(rows.sum(axis=1)).ravel()) if sp.issparse(rows) else rows.sum(dim=1)

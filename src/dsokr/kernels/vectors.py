@@ -1,5 +1,7 @@
 """Kernels on vectors: rows of tensors, arrays, lists of numbers and, where noted, scipy-sparse matrices."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,32 +13,48 @@ from torch import Tensor
 
 from dsokr.errors import InputError
 from dsokr.kernels.base import Evaluate, Kernel
-from dsokr.outputs import Outputs, count
+from dsokr.outputs import Outputs, count, forward
 
 Rows = Any  # Tensor (n, d) or a sparse CSR matrix of the same shape
+
+EPSILON = torch.finfo(torch.float64).eps
+SOME = 128  # rows that the middle of many is taken from
+FAR = 1e5  # γ ‖y‖² from which on products lose too much: the error of kernel values is about 1e-9 there
+NOTHING = 750.0  # exp(-750) is 0
+CHUNK = 2**22  # numbers of differences held at once
 
 
 def as_rows(ys: Outputs) -> Rows:  # (n, d)
     """Outputs as a float64 matrix, dense or sparse. Single numbers become vectors of length one."""
     if sp.issparse(ys):
-        return ys.tocsr().astype(np.float64)
+        rows = ys.tocsr().astype(np.float64)  # a copy
+        rows.sum_duplicates()
+        return rows
     try:
-        rows = ys if isinstance(ys, Tensor) else torch.from_numpy(np.require(ys, np.float64, "W"))
+        rows = ys if isinstance(ys, Tensor) else torch.from_numpy(forward(np.require(ys, np.float64, "W")))
     except (TypeError, ValueError) as error:
         first = ys[0] if len(ys) else ys
         raise InputError(f"A kernel on vectors was given outputs of type {type(first).__name__}.") from error
     rows = rows.to(torch.float64)
-    return rows.reshape(len(rows), -1)
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
 def as_pair(a: Outputs, b: Outputs) -> tuple[Rows, Rows]:
-    """Both arguments as matrices, on the second one's device, sparse if either is."""
+    """Both arguments as matrices, on the second one's device, sparse if either is. No rows at all fit any others."""
     a, b = as_rows(a), as_rows(b)
+    a, b = _fitting(a, b), _fitting(b, a)
     if a.shape[1] != b.shape[1]:
         raise InputError(f"A kernel needs vectors of one length. Got {a.shape[1]} and {b.shape[1]}.")
     if sp.issparse(a) or sp.issparse(b):
         return _sparse(a), _sparse(b)
     return a.to(b.device), b
+
+
+def _fitting(rows: Rows, others: Rows) -> Rows:
+    if rows.shape[0] or rows.shape[1] == others.shape[1]:
+        return rows
+    empty = 0, others.shape[1]
+    return sp.csr_array(empty, dtype=np.float64) if sp.issparse(rows) else rows.new_empty(empty)
 
 
 def _sparse(rows: Rows) -> Any:
@@ -59,6 +77,10 @@ def squared_norms(a: Rows) -> Tensor:  # (n,)
     if sp.issparse(a):
         return torch.from_numpy(np.asarray(a.multiply(a).sum(axis=1)).ravel())
     return torch.linalg.vecdot(a, a)
+
+
+def _picked(rows: Rows, at: Tensor) -> Rows:
+    return rows[at.numpy()] if sp.issparse(rows) else rows[at]
 
 
 def combine(weights: Tensor, rows: Rows) -> Tensor:  # (m, d)
@@ -135,23 +157,51 @@ class Gaussian(Kernel):
         if weights is not None:
             return super().against(anchors, weights)
         b = as_rows(anchors)
-        centre = None if sp.issparse(b) else b.mean(dim=0)  # distances far from the origin would drown in rounding
+        centre = None if sp.issparse(b) or not len(b) else _middle(b)  # far from 0 distances would drown in rounding
         b = b if centre is None else b - centre
-        b_part = self.gamma * squared_norms(b)
+        scale = self.gamma * (1 - _slack(b))  # so that equal outputs come out above 0, and then are 0 exactly
+        b_part = scale * squared_norms(b)
 
         def evaluate(ys: Outputs) -> Tensor:  # −γ ‖a − b‖² = 2γ ⟨a, b⟩ − γ ‖a‖² − γ ‖b‖²
             rows = as_rows(ys)
             if centre is not None and rows.shape[1] == b.shape[1]:
                 rows = (torch.from_numpy(rows.toarray()) if sp.issparse(rows) else rows).to(centre.device) - centre
             rows, columns = as_pair(rows, b)
-            a_part = self.gamma * squared_norms(rows)
+            a_part = scale * squared_norms(rows)
             exponent = inner(rows, columns).mul_(2 * self.gamma).sub_(a_part[:, None]).sub_(b_part)
+            for i, j in _lost(exponent, a_part, b_part, _terms(rows) + _terms(columns)):
+                exponent[i, j] = -self.gamma * squared_norms(_picked(rows, i) - _picked(columns, j))
             return exponent.clamp_(max=0).exp_()
 
         return evaluate
 
     def normalized(self) -> Kernel:
         return self
+
+
+def _middle(rows: Tensor) -> Tensor:  # (d,)
+    """Where most of the rows are: the medians of some of them, which a few outliers do not move."""
+    some = rows[:: max(1, len(rows) // SOME)]
+    return some.sort(dim=0).values[len(some) // 2]
+
+
+def _slack(rows: Rows) -> float:
+    """The relative rounding error of a sum of squares over a row, generously."""
+    return EPSILON * (4 + math.sqrt(_terms(rows)))
+
+
+def _terms(rows: Rows) -> int:
+    """The numbers held of a row, at most."""
+    return int(np.diff(rows.indptr).max(initial=0)) if sp.issparse(rows) else rows.shape[1]
+
+
+def _lost(exponent: Tensor, a_part: Tensor, b_part: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The pairs, a part of them at a time, that are close but so far out that their distance is lost in rounding."""
+    far_a, far_b = ~(a_part <= FAR), ~(b_part <= FAR)
+    if far_a.any() or far_b.any():
+        sure = exponent < -NOTHING - 1e-12 * (a_part[:, None] + b_part)
+        for pairs in ((far_a[:, None] | far_b) & ~sure).nonzero().split(max(1, CHUNK // width)):
+            yield pairs[:, 0], pairs[:, 1]
 
 
 @dataclass(frozen=True)
@@ -204,7 +254,11 @@ class Polynomial(Kernel):
 
 def absolute_distances(a: Rows, b: Rows) -> Tensor:  # (n, m)
     """Σ_t |a_it − b_jt| for two dense or two sparse matrices."""
-    return torch.from_numpy(manhattan_distances(a, b)) if sp.issparse(a) else torch.cdist(a, b, p=1)
+    if not sp.issparse(a):
+        return torch.cdist(a, b, p=1)
+    if not (a.shape[0] and b.shape[0]):  # which scikit-learn refuses
+        return torch.empty(a.shape[0], b.shape[0], dtype=torch.float64)
+    return torch.from_numpy(manhattan_distances(a, b))
 
 
 def _ones(ys: Outputs) -> Tensor:

@@ -31,7 +31,7 @@ def kendall_tau(predicted: Any, true: Any) -> Tensor:  # (n, k), (n, k) -> (n,)
 
 
 def _positions(rankings: Any) -> Tensor:
-    rows = rankings if isinstance(rankings, Tensor) else torch.as_tensor(np.asarray(rankings))
+    rows = rankings if isinstance(rankings, Tensor) else torch.from_numpy(np.array(rankings, np.float64))
     return rows.to(dtype=torch.float64, device="cpu")
 
 

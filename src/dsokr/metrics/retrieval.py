@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import InputError
-from dsokr.rounding import single
+from dsokr.rounding import comparable
 
 Ties = Literal["expected", "optimistic", "pessimistic"]
 SHARES: dict[Ties, float] = {"expected": 0.5, "optimistic": 0.0, "pessimistic": 1.0}
@@ -37,7 +37,7 @@ def ranks(scores: Tensor, truth: Tensor, ties: Ties = "expected") -> Tensor:  # 
         raise InputError(f"The true candidate must be one of the {scores.shape[1]}, counted from 0. {got}")
     if torch.isnan(scores).any():
         raise InputError(f"Scores must not be NaN. Got NaN in row {int(scores.isnan().any(dim=1).nonzero()[0])}.")
-    scores = single(scores)
+    scores = comparable(scores)
     own = scores.gather(1, truth[:, None].to(scores.device))
     better = (scores > own).sum(dim=1)
     equal = (scores == own).sum(dim=1) - 1

@@ -11,8 +11,7 @@ from dsokr.errors import InputError
 
 def _bits(sets: Any) -> Tensor:
     sets = sets.toarray() if hasattr(sets, "toarray") else sets
-    bits = torch.as_tensor(np.asarray(sets) if not isinstance(sets, Tensor) else sets)
-    return bits.to(torch.float64)
+    return sets.to(torch.float64) if isinstance(sets, Tensor) else torch.from_numpy(np.array(sets, np.float64))
 
 
 def _pair(predicted: Any, truth: Any) -> tuple[Tensor, Tensor]:

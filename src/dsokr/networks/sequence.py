@@ -82,9 +82,11 @@ class CharEncoder(nn.Module):
         unknown = ~self.alphabet.cpu()[tokens.int()] & (tokens != PADDING)
         if unknown.any():
             at, place = unknown.nonzero()[0].tolist()
+            more = int(unknown.any(dim=1).sum()) - 1
+            others = f", here and in {more} more string{'s' * (more > 1)} with unknown characters" if more else ""
             warnings.warn(
                 f"No training string has the character {xs[at][place]!r} of {xs[at]!r} at index {at}: it reads as "
-                f"blank, here and in {int(unknown.any(dim=1).sum()) - 1} more strings with unknown characters.",
+                f"blank{others}.",
                 stacklevel=2,
             )
             tokens[unknown] = UNKNOWN

@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dsokr.errors import InputError, Interrupted
 from dsokr.index import Block, BuildOptions, CandidateIndex, build, fingerprint
 from dsokr.index.build import Progress
+from dsokr.outputs import take
 from dsokr.tool import tables
 from dsokr.tool.kinds import counted
-from dsokr.tool.prediction import again, library_blocks, usable
+from dsokr.tool.prediction import CandidateBlock, again, candidate_columns, library_blocks, usable
 from dsokr.tool.predictor import Predictor
 from dsokr.tool.problems import Problems
 
@@ -78,29 +80,23 @@ class _Source:
         self.duplicates = 0
 
     def digest(self) -> str:
-        tables.table(self.library)  # is there, and of a form that can be read
+        source, columns = tables.table(self.library), self.predictor.facts["columns"]["output"]
+        candidate_columns(source, self.predictor.output, columns, self.column)  # are there, and can be read
         with self.library.open("rb") as file:
             return f"{hashlib.file_digest(file, 'sha256').hexdigest()} {self.column or ''}".strip()
 
     def blocks(self, start: int) -> Iterator[Block]:
         """Blocks of the candidates after row ``start``; how many rows a block took is counted in their numbers."""
-        predictor, seen = self.predictor, set()
+        predictor = self.predictor
+        seen: set[int] = set()  # hashes of the good ones
+        before: set[int] = set()  # and of those up to ``start``, which are read only where they stand again
         row, told = start, 0
         columns = predictor.facts["columns"]["output"]
         for block in library_blocks(predictor.output, columns, self.library, self.column, self.problems):
-            new = []
-            for place, (number, cell) in enumerate(zip(block.rows, block.cells, strict=True)):
-                key = hash(cell)
-                if key not in seen:
-                    seen.add(key)
-                    if number > start:
-                        new.append(place)
-                else:
-                    self.duplicates += 1
+            values, places = self._new(block, start, seen, before)
             if block.rows[-1] <= start:
                 told = len(self.problems.found)
                 continue
-            values, places = usable(predictor, block, new, self.problems)
             psi, diag = _coordinates(predictor, values, len(places))
             bad = sorted(self.problems.found[told:], key=lambda problem: problem.row)
             sentences = [problem.sentence() for problem in bad if problem.row > start]
@@ -111,6 +107,28 @@ class _Source:
         if rest:
             psi, diag = _coordinates(predictor, [], 0)
             yield Block([], psi, diag, read=max(rest[-1].row - row, 0), skipped=[p.sentence() for p in rest])
+
+    def _new(self, block: CandidateBlock, start: int, seen: set[int], before: set[int]) -> tuple[Any, list[int]]:
+        """What the good candidates of a block say that are not in the index, and where they stand."""
+        keys = list(map(hash, block.cells))
+        done: set[int] = set()
+        asked: dict[int, int] = {}
+        for place, (row, key) in enumerate(zip(block.rows, keys, strict=True)):
+            if row <= start and key not in before:
+                before.add(key)
+                done.add(place)
+            elif key not in seen:
+                asked.setdefault(key, place)
+        values: Any = []
+        places: list[int] = []
+        if asked or block.rows[-1] > start:
+            values, places = usable(self.predictor, block, list(asked.values()), self.problems)
+        seen |= {keys[place] for place in places}
+        new = [position for position, place in enumerate(places) if keys[place] not in before]
+        if len(new) < len(places):
+            values, places = take(values, new), [places[position] for position in new]
+        self.duplicates += sum(key in seen for place, key in enumerate(keys) if place not in done) - len(places)
+        return values, places
 
 
 def _coordinates(predictor: Predictor, values: object, count: int) -> tuple[torch.Tensor, torch.Tensor]:

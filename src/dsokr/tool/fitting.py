@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from dsokr.kernels import Kernel
 from dsokr.locks import LOCK, sole_writer
 from dsokr.outputs import count, distinct, take
 from dsokr.tool import choices, evaluation, guess, report, tables
-from dsokr.tool.kinds import Image, Kind, OutputKind, counted
+from dsokr.tool.kinds import Cell, Image, Kind, Labels, OutputKind, String, Vector, counted, numbers
 from dsokr.tool.options import Options
 from dsokr.tool.predictor import Predictor
 from dsokr.tool.problems import Problems
@@ -53,6 +54,7 @@ class Plan:
     parts: dict[str, Any]  # of Predictor.trained
     train: GoodPairs
     valid: GoodPairs | None
+    repeats: str  # what became of rows with the input of another row
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +101,7 @@ def _fit(options: Options, draft: Path, say: Say) -> Fitted:
         say(f"Validation: {evaluation.sentence(facts['validation'], n_valid)}")
     predictor = replace(predictor, facts=facts)
     predictor.save(folder)
-    page = report.write(predictor, folder / "report.html", model=folder.name)
+    page = report.write(predictor, folder / "report.html", model=str(folder))
     tables.write_skipped(problems, folder / "skipped.csv")
     _remove(draft)
     return Fitted(predictor, folder, page, problems)
@@ -114,8 +116,9 @@ def planned(options: Options, problems: Problems, say: Say) -> Plan:
         raise InputError(f"The column {both[0]!r} is among both --input and --output. Leave it out of one of them.")
     cells = read_cells(options.train, *columns, problems)
     say(f"{options.train}: {counted(tables.seen(source, cells.rows, problems), 'row')}")
-    input = guess.input_named(options.input_kind, columns[0], cells.inputs)
-    output = guess.output_named(options.output_kind, columns[1], cells.outputs)
+    input = guess.input_named(options.input_kind, columns[0], cells.inputs, _where(cells))
+    output = guess.output_named(options.output_kind, columns[1], cells.outputs, _where(cells))
+    _note_commas(output, cells.outputs, guessed=options.output_kind == "auto")
     kernel_name, of_kernel = _by_name(options.kernel, choices.KERNELS[type(output)], "kernel", f"{output.name} outputs")
     asked = f"encoder:folder={options.encoder}" if options.encoder else options.network
     network_name, of_network = _by_name(asked, choices.networks_of(input), "network", f"{input.name} inputs")
@@ -124,10 +127,14 @@ def planned(options: Options, problems: Problems, say: Say) -> Plan:
     input = input.adapted(cells.inputs)
     output = choices.for_kernel(output, kernel_name, of_kernel).adapted(cells.outputs)
     good = good_pairs(cells, input, output, _told(columns), problems)
+    _check_enough(good, options, problems)
+    _check_extremes(good.pairs.X, good.cells.inputs, input, columns[0], good.cells)
+    _check_extremes(good.pairs.Y, good.cells.outputs, output, columns[1], good.cells)
     _check_varied(good, columns[1])
     kernel = choices.kernel(output, kernel_name, of_kernel, good.pairs.Y)
     good = defined_pairs(good, kernel, _told(columns)[1], problems)
-    train, valid = _split(good, options, columns, input, output, kernel, problems)
+    _check_enough(good, options, problems)
+    train, valid, repeats = _split(good, options, columns, input, output, kernel, problems)
     _check_varied(train, columns[1])
     _check_size(options.size, len(train))
     decoder = choices.decoder(options.decoder, output, kernel, train.pairs.Y)
@@ -147,7 +154,7 @@ def planned(options: Options, problems: Problems, say: Say) -> Plan:
         "device": options.device,
     }
     names = choices.written(kernel_name, of_kernel), choices.written(network_name, of_network)
-    plan = Plan(options, columns, input, output, kernel, *names, parts, train, valid)
+    plan = Plan(options, columns, input, output, kernel, *names, parts, train, valid, repeats)
     for name, value in chosen(plan).items():
         say(f"  {name:<12}{value}")
     return plan
@@ -168,6 +175,7 @@ def chosen(plan: Plan) -> dict[str, str]:
         "loss": "distance to the right output"
         + (", and its rank among the others" if isinstance(plan.parts["loss"], losses.Ranked) else ""),
         "pairs": f"{len(plan.train):,} to train on, {n_valid:,} held out for validation{where}",
+        **({"repeats": plan.repeats} if plan.repeats else {}),
         "training": f"up to {counted(training.epochs, 'epoch')} in batches of {training.batch_size}, "
         f"{training.optimizer} at {training.learning_rate:g}"
         + ("" if plan.valid is None else f", stops after {counted(training.patience, 'epoch')} without gain"),
@@ -241,6 +249,47 @@ def _check_varied(pairs: GoodPairs, columns: list[str]) -> None:
         raise InputError(f"All outputs in the {where} are the same: there is nothing to learn.")
 
 
+def _check_enough(good: GoodPairs, options: Options, problems: Problems) -> None:
+    if len(good) < LEAST_ROWS:
+        skipped = f" ({len(problems.found):,} skipped)" if problems.found else ""
+        raise InputError(
+            f"{options.train} has {counted(len(good), 'row')} that can be used{skipped}. At least {LEAST_ROWS} are "
+            "needed."
+        )
+
+
+def _check_extremes(values: Any, written: list[Cell], kind: Kind, columns: list[str], cells: Cells) -> None:
+    """That no number is so large that a network, which computes with seven digits, sees no others beside it."""
+    if not isinstance(kind, Vector):
+        return
+    far = np.abs(values - np.median(values, axis=0))
+    for column in np.flatnonzero(np.median(far, axis=0) < 1e-6 * far.max(axis=0)):
+        found = np.array([numbers(cell)[column] for cell in written])
+        if 2 * len(np.unique(values[:, column].astype(np.float32))) <= len(np.unique(found)):
+            at = int(far[:, column].argmax())
+            name = columns[column] if len(columns) > 1 else columns[0]
+            raise InputError(
+                f"{_where(cells)(at)}, column {name!r}: beside {found[at]:g} the other numbers all look the same. Mend "
+                "it, or leave the row out; numbers of very different sizes are best given as logarithms."
+            )
+
+
+def _note_commas(output: OutputKind, cells: list[Cell], guessed: bool) -> None:
+    """Say that labels are not written with commas, where cells look as if they were."""
+    written = {cell.strip() for cell in cells if isinstance(cell, str)} - {""}
+    parts = {part.strip() for cell in written for part in cell.split(",")}
+    asked = isinstance(output, Labels) or (guessed and isinstance(output, String) and len(parts) <= len(cells) / 5)
+    separated = any(";" in cell or "|" in cell for cell in written)
+    if asked and not separated and 2 * sum("," in cell for cell in written) > len(written):
+        what = "labels" if isinstance(output, Labels) else "outputs"
+        warnings.warn(f"The {what} hold commas: write several labels of a row with ; or | between.", stacklevel=2)
+
+
+def _where(cells: Cells) -> Callable[[int], str]:
+    """The file and the row of a position, in words."""
+    return lambda position: f"{cells.table.path}, {cells.table.where(cells.rows[position])}"
+
+
 def _columns(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} columns ({names[0]} to {names[-1]})"
 
@@ -257,26 +306,64 @@ def _split(
     output: OutputKind,
     kernel: Kernel,
     problems: Problems,
-) -> tuple[GoodPairs, GoodPairs | None]:
-    """The pairs to train on, and those held out: from a file of their own, or a share drawn by the seed."""
-    if len(good) < LEAST_ROWS:
-        skipped = f" ({len(problems.found):,} skipped)" if problems.found else ""
-        raise InputError(
-            f"{options.train} has {counted(len(good), 'row')} that can be used{skipped}. At least {LEAST_ROWS} are "
-            "needed."
-        )
+) -> tuple[GoodPairs, GoodPairs | None, str]:
+    """The pairs to train on, those held out, from a file of their own or a share drawn by the seed, and what became of
+    rows with the same input then: what was learned by heart must not be held out."""
     if options.valid is not None:
         source = tables.table(options.valid)
         names = common_columns(source, columns[0], "inputs"), common_columns(source, columns[1], "outputs")
         cells = _located(read_cells(options.valid, *names, problems), input)
         valid = good_pairs(cells, input, output, _told(columns), problems)
-        return good, defined_pairs(valid, kernel, _told(columns)[1], problems)
-    held_out = round(options.validation_fraction * len(good))
+        return good, defined_pairs(valid, kernel, _told(columns)[1], problems), ""
     if options.validation_fraction == 0:
-        return good, None
+        return good, None, ""
     order = np.random.default_rng(options.seed).permutation(len(good)).tolist()
-    held_out = min(max(1, held_out), len(good) - LEAST_ROWS // 2)
-    return good.at(sorted(order[held_out:])), good.at(sorted(order[:held_out]))
+    wanted = min(max(1, round(options.validation_fraction * len(good))), len(good) - LEAST_ROWS // 2)
+    together = _together(good.pairs.X, order)
+    repeated = sum(len(rows) for rows in together if len(rows) > 1)
+    repeats = f"{repeated:,} rows have the input of another row" if repeated else ""
+    held_out = held_out_of(together, wanted, len(good) - LEAST_ROWS // 2)
+    if len(held_out) > max(2 * wanted, len(good) // 4):
+        repeats += f"; with {counted(len(together), 'different input')} none can be spared, so those held out are known"
+        held_out = set(order[:wanted])
+    elif repeats:
+        repeats += ": they are trained on together, or held out together"
+    return good.at(sorted(set(order) - held_out)), good.at(sorted(held_out)), repeats
+
+
+def _together(X: Any, order: list[int]) -> list[list[int]]:
+    """Positions with the same input, in the order in which they come first."""
+    found: dict[Any, list[int]] = {}
+    for position in order:
+        x = X[position]
+        key = x if isinstance(x, str) else hashlib.sha256((x + 0).tobytes()).digest()  # -0.0 is 0.0
+        found.setdefault(key, []).append(position)
+    return list(found.values())
+
+
+def held_out_of(together: list[list[int]], count: int, most: int) -> set[int]:
+    """Groups of rows, the first ones that fit, with as near to ``count`` rows in all as they come: at least one group.
+
+    More than ``most`` rows are not taken for the sake of being nearer.
+
+    >>> sorted(held_out_of([[7], [3, 4, 5], [2], [0], [1, 6]], 3, 4))
+    [0, 2, 7]
+    >>> held_out_of([[0, 1, 2, 3, 4], [5, 6, 7]], 1, 3)
+    {5, 6, 7}
+    """
+    held_out: set[int] = set()
+    rest = []
+    for rows in together:
+        if len(held_out) + len(rows) <= count:
+            held_out.update(rows)
+        else:
+            rest.append(rows)
+    if rest:
+        smallest = min(rest, key=len)
+        more = len(held_out) + len(smallest)
+        if not held_out or (more <= most and more - count < count - len(held_out)):
+            held_out.update(smallest)
+    return held_out
 
 
 def _training(options: Options, default: Training) -> Training:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -31,7 +33,10 @@ Cell = str | Sequence[Any]  # the text of a cell, or the cells of several column
 BLOCK = 1024  # molecules parsed at once; a bad one costs a second look at its block
 LARGEST = 1e100  # of numbers; squares of larger ones cannot be computed with
 FARTHEST = 1e12  # times the spread of the training numbers; networks compute with seven digits
+MAJORITY = 0.75  # share of the rankings that must have no other items to settle which ones there are
 NO_LABEL = "{}"  # the empty set, as an empty cell more often means that nobody looked
+GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?|[-+]?\d{1,3}(\.\d{3})+(,\d+)?")  # 1,234,567.8 or 1.234.567,8
+DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
@@ -145,13 +150,36 @@ def numbers(cell: Cell, names: Sequence[str] = ()) -> np.ndarray:  # (d,)
             text = str(item).strip()
             if not text:
                 raise InputError(f"The cell{which} is empty.") from None
-            point = " Write decimals with a point." if text.replace(",", "").strip("-+").isdigit() else ""
-            raise InputError(f"{texts(text)!r}{which} is not a number.{point}") from None
+            raise InputError(f"{texts(text)!r}{which} is not a number.{_remedy(text)}") from None
         if not math.isfinite(found[position]):
             raise InputError(f"{str(item).strip()!r}{which} is not a finite number.")
     if not len(found):
         raise InputError("The cell is empty.")
     return found
+
+
+def has_comma(text: str) -> bool:
+    """Whether it is a number with a decimal comma, or with commas or points between the thousands.
+
+    >>> has_comma("0,15"), has_comma("1,234,567"), has_comma("1,3,5"), has_comma("1.5")
+    (True, True, False, False)
+    """
+    return bool(DECIMAL_COMMA.fullmatch(text) or (GROUPED.fullmatch(text) and not _is_float(text)))
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _remedy(text: str) -> str:
+    if not has_comma(text):
+        return ""
+    thousands = ", and thousands without anything between" if GROUPED.fullmatch(text) else ""
+    return f" Write decimals with a point{thousands}."
 
 
 @dataclass(frozen=True)
@@ -390,8 +418,13 @@ class Ranking(OutputKind):
         return bool(self.items)
 
     def adapted(self, cells: Sequence[Cell]) -> Ranking:
-        found = chain.from_iterable(chain.from_iterable(map(self.groups, cells)))
-        return replace(self, items=tuple(sorted(set(found))))
+        ranked = Counter(frozenset(chain.from_iterable(groups)) for groups in self._good_groups(cells))
+        found = frozenset().union(*ranked)
+        if self.full and ranked:  # one item that is misspelt is not one that all other rankings miss
+            most = ranked.most_common(1)[0][0]
+            fitting = sum(times for items, times in ranked.items() if items <= most)
+            found = most if fitting >= MAJORITY * ranked.total() else found
+        return replace(self, items=tuple(sorted(found)))
 
     @cached_property
     def _place(self) -> dict[str, int]:
@@ -405,25 +438,45 @@ class Ranking(OutputKind):
         ties = [[item.strip() for item in part.split("=") if item.strip()] for part in parts]
         return [group for group in ties if group]
 
-    def value(self, cell: Cell) -> np.ndarray:
+    def _checked_groups(self, cell: Cell) -> list[list[str]]:
         groups = self.groups(cell)
         if not groups:
             raise InputError("The cell is empty.")
-        if sum(map(len, groups)) == 1:
-            raise InputError(f"A ranking has two items or more. Got {texts(groups[0][0])!r} alone.")
+        items = list(chain.from_iterable(groups))
+        if len(items) == 1:
+            raise InputError(f"A ranking has two items or more. Got {texts(items[0])!r} alone.")
+        if len(set(items)) < len(items):
+            twice = next(item for item in items if items.count(item) > 1)
+            raise InputError(f"{twice!r} is ranked twice.")
+        return groups
+
+    def _good_groups(self, cells: Sequence[Cell]) -> Iterator[list[list[str]]]:
+        for cell in cells:
+            try:
+                yield self._checked_groups(cell)
+            except InputError:
+                continue
+
+    def value(self, cell: Cell) -> np.ndarray:
+        groups = self._checked_groups(cell)
         positions = np.full(len(self.items), -1)
         for position, group in enumerate(groups):
             for item in group:
                 if item not in self._place:
-                    raise InputError(f"There is no item {texts(item)!r} in training.{closest(item, self.items)}")
-                if positions[self._place[item]] >= 0:
-                    raise InputError(f"{item!r} is ranked twice.")
+                    raise InputError(self._unknown(item))
                 positions[self._place[item]] = position
         if self.full and len(groups) < len(self.items):
             missing = [item for item, position in zip(self.items, positions, strict=True) if position < 0]
             what = f"{missing[0]!r} is not ranked" if missing else "Items are tied"
             raise InputError(f"{what}, and this kernel takes full rankings only. The kernel kemeny takes all.")
         return positions
+
+    def _unknown(self, item: str) -> str:
+        near = closest(item, self.items)
+        if not self.full:
+            return f"There is no item {texts(item)!r} in training.{near}"
+        remedy = near or " The kernel kemeny takes all."
+        return f"{texts(item)!r} is not among the {len(self.items)} items that the rankings of training have.{remedy}"
 
     def stacked(self, values: list[Any]) -> np.ndarray:
         return np.stack(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from dsokr.errors import InputError
 from dsokr.index import CandidateIndex, fingerprint
 from dsokr.outputs import take
 from dsokr.tool import tables
-from dsokr.tool.kinds import OutputKind, Vector, counted
+from dsokr.tool.kinds import Molecule, OutputKind, String, Vector, counted, numbers
 from dsokr.tool.predictor import Predictor, cell_text
 from dsokr.tool.problems import Problems
 from dsokr.tool.reading import Cells, columns_named, common_columns, good_inputs, joined, undefined
@@ -24,6 +25,7 @@ from dsokr.tool.reading import Cells, columns_named, common_columns, good_inputs
 MADE = ("row", "input", "rank", "prediction", "name", "score")  # columns of an answer
 NAMES = ("name", "id")  # columns of a library whose cells are carried along
 BLOCK = 8192  # candidates read at once
+TOP = 10  # candidates for each input
 
 
 class Hit(NamedTuple):
@@ -42,7 +44,7 @@ class Job:
     out: Path
     candidates: Path | None = None  # a file, or the folder of an index; None: the decoder's own answer
     candidates_column: str | None = None
-    top: int = 10
+    top: int | None = None  # candidates for each input; None: TOP
     rule: str | None = None  # None: the one settled in fit
     keep: str = ""  # columns to carry along, with commas between
 
@@ -52,8 +54,10 @@ class Job:
         if self.candidates_column is not None and (self.candidates is None or is_index):
             but = f"{self.candidates} is an index" if is_index else "name the file with --candidates"
             raise InputError(f"--candidates-column names a column of a file of candidates: {but}.")
-        if self.top < 1:
+        if self.top is not None and self.top < 1:
             raise InputError(f"--top must be at least 1. Got {self.top}.")
+        if self.top is not None and self.candidates is None:
+            raise InputError("--top says how many candidates each input gets. Name them with --candidates.")
         if self.rule is not None:
             check_rule(self.rule)
             if self.candidates is None:
@@ -116,10 +120,11 @@ def answers(predictor: Predictor, job: Job, problems: Problems) -> Answers:
         hits = [[Hit(cell, "", score)] for cell, score in zip(found, scores.tolist(), strict=True)]
         return Answers(good, hits, kept)
     rule: Rule = job.rule or predictor.rule  # type: ignore[assignment] # checked
+    top = TOP if job.top is None else job.top
     if job.candidates.is_dir():
-        best = in_index(predictor, z, job.candidates, job.top, rule)
+        best = in_index(predictor, z, job.candidates, top, rule)
     else:
-        best = in_library(predictor, z, job.candidates, job.candidates_column, job.top, rule, problems)
+        best = in_library(predictor, z, job.candidates, job.candidates_column, top, rule, problems)
     return Answers(good, best.hits, kept, best.candidates, best.duplicates)
 
 
@@ -154,12 +159,16 @@ def in_library(
     """The best of a file of candidates, read block by block; cells written alike count once."""
     scan = Scan(predictor.basis.checked(z), top, rule)
     held: dict[int, tuple[str, str]] = {}  # those among the best so far
-    seen: set[str] = set()
+    seen: set[str] = set()  # good ones
     duplicates = 0
     for block in library_blocks(predictor.output, predictor.facts["columns"]["output"], path, column, problems):
-        new = [i for i, cell in enumerate(block.cells) if not (cell in seen or seen.add(cell))]  # type: ignore[func-returns-value]
-        duplicates += len(block.cells) - len(new)
-        values, places = usable(predictor, block, new, problems)
+        new: dict[str, int] = {}
+        for place, cell in enumerate(block.cells):
+            if cell not in seen:
+                new.setdefault(cell, place)
+        values, places = usable(predictor, block, list(new.values()), problems)
+        seen |= {block.cells[place] for place in places}
+        duplicates += sum(cell in seen for cell in block.cells) - len(places)
         if not places:
             continue
         held |= {scan.seen + i: (block.cells[place], block.names[place]) for i, place in enumerate(places)}
@@ -196,7 +205,7 @@ def library_blocks(
 ) -> Iterator[CandidateBlock]:
     """The candidates of a file, a block at a time. ``columns`` are those of the outputs in training."""
     source = tables.table(path)
-    wanted = candidate_columns(source, columns, column)
+    wanted = candidate_columns(source, output, columns, column)
     there = source.columns()
     name = next((n for n in there if n.lower() in NAMES and n not in wanted), None)
     for rows in source.blocks(problems, [*wanted, *([name] if name else [])], BLOCK):
@@ -206,7 +215,9 @@ def library_blocks(
     problems.settle()  # rows after the last block
 
 
-def candidate_columns(source: tables.Table, columns: Sequence[str], column: str | None) -> list[str]:
+def candidate_columns(
+    source: tables.Table, output: OutputKind, columns: Sequence[str], column: str | None
+) -> list[str]:
     """Where the candidates stand: the column named, the one of the outputs in training, or the only one."""
     if column is not None:
         return source.checked([column])
@@ -216,6 +227,8 @@ def candidate_columns(source: tables.Table, columns: Sequence[str], column: str 
     if all(name in there for name in columns):
         return list(columns)
     if len(there) == 1:
+        if isinstance(source, tables.Separated):
+            check_header(source.path, output, columns, there[0])
         return there
     raise InputError(
         f"{source.path} has no column {columns[0]!r}, as the outputs in training. Say which column holds the "
@@ -223,10 +236,29 @@ def candidate_columns(source: tables.Table, columns: Sequence[str], column: str 
     )
 
 
+def check_header(path: Path, output: OutputKind, columns: Sequence[str], name: str) -> None:
+    """That the only column of a table has a name, and not a candidate where it should be."""
+    if isinstance(output, String):  # anything is a good one
+        warnings.warn(
+            f"{path} has no column {columns[0]!r}: its first row, {name!r}, is taken for the name of its only column, "
+            "which holds the candidates. A list without a header must be called .txt.",
+            stacklevel=2,
+        )
+    elif output.read([name]).good:
+        lists = ".smi or .txt" if isinstance(output, Molecule) else ".txt"
+        raise InputError(
+            f"The first row of {path} looks like a candidate: {name}. A table needs a header row: add one, or call the "
+            f"file {lists}. If this is the name of the column, say so with --candidates-column."
+        )
+
+
 def usable(
     predictor: Predictor, block: CandidateBlock, new: Sequence[int], problems: Problems
 ) -> tuple[Any, list[int]]:
-    """What the new candidates of a block say, and where they stand; the bad ones become problems."""
+    """What the new candidates of a block say, and where they stand.
+
+    The bad ones become problems, and so do those written alike that stand after them.
+    """
     read = predictor.output.read([block.cells[i] for i in new])
     bad = {new[position]: reason for position, reason in read.bad.items()}
     places, values = [new[position] for position in read.good], read.values
@@ -235,9 +267,11 @@ def usable(
         bad |= {places[position]: reason for position, reason in unfit.items()}
         fit = [position for position in range(len(places)) if position not in unfit]
         places, values = [places[position] for position in fit], take(values, fit)
-    for place in sorted(bad):
-        row = block.rows[place]
-        problems.add(block.table.path, row, block.table.where(row), block.column, bad[place])
+    first = {block.cells[place]: place for place in sorted(bad, reverse=True)}
+    for place, cell in enumerate(block.cells if bad else []):
+        if cell in first and place >= first[cell]:
+            row = block.rows[place]
+            problems.add(block.table.path, row, block.table.where(row), block.column, bad[first[cell]])
     problems.settle()
     return values, places
 
@@ -257,7 +291,7 @@ def table_of(predictor: Predictor, found: Answers) -> tuple[list[str], Iterator[
         for at, (row, cell, hits) in enumerate(zip(found.cells.rows, found.cells.inputs, found.hits, strict=True)):
             carried = [column[at] for column in found.kept.values()]
             for rank, hit in enumerate(hits, start=1):
-                told = [float(part) for part in hit.cell.split()] if several else [hit.cell]
+                told = numbers(hit.cell).tolist() if several else [hit.cell]
                 name = [hit.name] if named else []
                 score = float(f"{hit.score:.7g}")
                 yield [row, *carried, *([cell] if one_input else []), rank, *told, *name, score]

@@ -218,6 +218,8 @@ class Predictor:
     def load(cls, folder: str | Path, device: str = "auto") -> Predictor:
         """Read a saved predictor."""
         folder = Path(folder)
+        if folder.is_file():
+            raise ModelFolderError(f"{folder} is a file. The folder of the model comes first, then the table.")
         if not folder.is_dir():
             raise ModelFolderError(f"There is no folder {folder}. Train a model with: dsokr fit ... --out {folder}")
         task = _task(folder)

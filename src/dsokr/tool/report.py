@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,7 @@ def _commands(predictor: Predictor, model: str) -> str:
     table = f"inputs.csv, with the column{'s' if len(columns) > 1 else ''} {', '.join(columns[:5])}"
     more = ", ..." if len(columns) > 5 else ""
     library = "library.smi" if isinstance(predictor.output, Molecule) else "library.csv"
+    model = shlex.quote(model)
     return (
         f"# {table}{more}\n"
         f"dsokr predict {model} inputs.csv --out predicted.csv\n"

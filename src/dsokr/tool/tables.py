@@ -17,8 +17,8 @@ import threading
 import warnings
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -125,9 +125,8 @@ class Separated(Table):
         return f"row {row} (the header is row {self.header_row})"
 
     def columns(self) -> list[str]:
-        for _, cells in self.rows(Problems()):
-            return _names(cells)
-        raise AssertionError  # without a header nothing is read
+        with closing(self.rows(Problems())) as rows:
+            return _names(next(rows)[1])
 
     def records(self, columns: list[str], problems: Problems) -> Iterator[tuple[int, list[str]]]:
         rows = self.rows(problems)
@@ -136,7 +135,7 @@ class Separated(Table):
         for number, cells in rows:
             yield number, [cells[place] for place in places]
 
-    def rows(self, problems: Problems, first: str = "the header") -> Iterator[tuple[int, list[str]]]:
+    def rows(self, problems: Problems, first: str = "the header") -> Generator[tuple[int, list[str]]]:
         """The numbers of all rows and all their cells, the header first; ``first`` is what that is called."""
         with opened(self.path) as file:
             lines = RecordLines(file)
@@ -149,27 +148,30 @@ class Separated(Table):
             separator = _separator(sample) if form(self.path) == ".csv" else "\t"
             rows = LongCells(csv.reader(lines, delimiter=separator))
             width = 0
-            while True:
-                lines.record.clear()
-                try:
-                    cells = next(rows)
-                    reason = _fault(cells, width or len(cells), lines.record, separator, first)
-                except StopIteration:
-                    return
-                except csv.Error as error:
-                    reason = LONG_CELL if "field limit" in str(error) else f"It cannot be read: {error}."
-                    if "field limit" in str(error) and len(lines.record) > 1:
-                        raise InputError(self._open_quote(number, lines)) from None
-                    if not width:
-                        raise InputError(f"{self.path}, row {number}: {reason}") from None
-                if lines.ended:
-                    raise InputError(self._open_quote(number, lines))
+            while (cells := self._next(rows, lines, number)) is not None:
+                reason = cells if isinstance(cells, str) else _fault(cells, width, lines.record, separator, first)
+                if reason and not width:
+                    raise InputError(f"{self.path}, row {number}: {reason}")
                 if reason:
                     problems.add(self.path, number, self.where(number), "", reason)
-                elif any(cell.strip() for cell in cells) or len(cells) == width == 1:  # "" is no blank line
+                elif not width or any(cell.strip() for cell in cells) or len(cells) == width == 1:  # "" is not blank
                     width = width or len(cells)
-                    yield number, cells
+                    yield number, list(cells)
                 number += 1
+
+    def _next(self, rows: LongCells, lines: RecordLines, number: int) -> list[str] | str | None:
+        """The cells of the next row, or why it cannot be read, or None after the last."""
+        lines.record.clear()
+        found: list[str] | str
+        try:
+            found = next(rows)
+        except StopIteration:
+            return None
+        except csv.Error as error:
+            found = LONG_CELL if "field limit" in str(error) else f"It cannot be read: {error}."
+        if lines.ended or (found == LONG_CELL and len(lines.record) > 1):
+            raise InputError(self._open_quote(number, lines))
+        return found
 
     def _open_quote(self, number: int, lines: RecordLines) -> str:
         inside = counted(len(lines.record) - 1, "line")
@@ -267,8 +269,8 @@ class LongCells:
 
 
 def _fault(cells: list[str], width: int, lines: Sequence[str], separator: str, first: str) -> str:
-    """Why a row cannot be used, if so."""
-    if cells and len(cells) != width and any(cell.strip() for cell in cells):
+    """Why a row cannot be used, if so; a header, of no width yet, may have any."""
+    if width and cells and len(cells) != width and any(cell.strip() for cell in cells):
         advice = "Put cells that hold the separator or a line break in double quotes."
         if len(lines) > 1:
             advice = f"A cell goes on over {len(lines)} lines: is a double quote missing?"
