@@ -1,4 +1,4 @@
-"""Writes the pages and figures under docs/ that show numbers, from the files in results/. Nothing is typed by hand."""
+"""Writes the pages and figures under docs/ that show results, from the files in results/: none is typed by hand."""
 
 import re
 from dataclasses import dataclass

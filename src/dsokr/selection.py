@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -41,9 +40,6 @@ def leverage_scores(
     tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
     """
     ys, generator = as_outputs(ys), require_generator(generator)
-    if not isinstance(pilot, Integral | None):
-        raise InputError(f"The pilot sample must be a whole number of outputs. Got pilot={pilot!r}.")
-    pilot = None if pilot is None else int(pilot)
 
     def gram(a: Tensor, b: Tensor) -> Tensor:
         return kernel(take(ys, a), take(ys, b))

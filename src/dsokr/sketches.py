@@ -214,8 +214,9 @@ def approximate_leverage(
     if not regularization > 0:
         raise InputError(f"The regularisation of leverage scores must be positive. Got {regularization}.")
     pilot = min(n, max(1, round(math.sqrt(n)))) if pilot is None else pilot
-    if not 1 <= pilot <= n:
-        raise InputError(f"The pilot sample must have between 1 and n={n} outputs. Got {pilot}.")
+    if not isinstance(pilot, Integral) or not 1 <= pilot <= n:
+        raise InputError(f"The pilot sample must have between 1 and n={n} outputs, a whole number. Got {pilot!r}.")
+    pilot = int(pilot)
     uniform = torch.ones(n, dtype=torch.float64)
     S = _weighted_order(uniform if probabilities is None else _checked(probabilities, n, pilot), pilot, generator)
     everything = torch.arange(n)

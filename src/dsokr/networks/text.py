@@ -224,10 +224,11 @@ def _tokenized(tokenizer: Any, max_length: int, texts: tuple[str, ...]) -> tuple
     ids, there = encoded["input_ids"], encoded["attention_mask"] > 0
     unknown = (there & (ids == tokenizer.unk_token_id)).sum(axis=1) > (there.sum(axis=1) - 2) / 2
     if unknown.any():
-        at = int(np.flatnonzero(unknown)[0])
+        at, more = int(np.flatnonzero(unknown)[0]), int(unknown.sum()) - 1
+        others = f", and of {more} more text{'s' * (more > 1)}" if more else ""
         notes.append(
-            f"The encoder knows less than half of the words of {_short(texts[at])} at index {at}, and of "
-            f"{int(unknown.sum()) - 1} more texts: what is said of them is a guess."
+            f"The encoder knows less than half of the words of {_short(texts[at])} at index {at}{others}: what is said "
+            "of them is a guess."
         )
     if ids.shape[1] > max_length:
         cut = there.sum(axis=1) > max_length
