@@ -36,7 +36,7 @@ class Common(NamedTuple):
 
 def _in_bits(x: Tensor, bits: int) -> Tensor:
     mantissa, exponent = torch.frexp(x)
-    return torch.ldexp((mantissa * 2**bits).round_(), exponent - bits)
+    return (mantissa * 2**bits).round_() * torch.exp2((exponent - bits).to(x))
 
 
 def beyond(scores: Tensor, common: Common) -> Tensor:  # (n, c)
