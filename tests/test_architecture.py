@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "dsokr"
 # A module imports only from layers before its own, or from its own package.
 LAYERS = [
     {"errors"},
-    {"compiled", "ragged", "devices", "plotting", "locks", "rounding", "writing"},
+    {"compiled", "ragged", "devices", "marks", "plotting", "locks", "rounding", "writing"},
     {"html"},
     {"types"},
     {"graphs"},

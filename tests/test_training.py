@@ -17,8 +17,9 @@ from torch import nn
 from dsokr import callbacks
 from dsokr.errors import InputError, Interrupted, TrainingError
 from dsokr.losses import Custom, Huber, Objective, Ranked, Squared
+from dsokr.marks import name_of
 from dsokr.networks import CNN, MLP
-from dsokr.training import Pairs, SlicedBatches, Training, _named, train
+from dsokr.training import Pairs, SlicedBatches, Training, train
 
 CPU = torch.device("cpu")
 
@@ -649,13 +650,13 @@ class Plain:
 
 def test_names_hold_no_addresses():
     loss = Ranked(Custom(nearly))
-    assert _named(loss) == f"Ranked(base=Custom(c={__name__}.nearly), weight=1.0, temperature=0.05)"
-    assert _named(Plain()) == f"<{__name__}.Plain object>"
+    assert name_of(loss) == f"Ranked(base=Custom(c={__name__}.nearly), weight=1.0, temperature=0.05)"
+    assert name_of(Plain()) == f"<{__name__}.Plain object>"
     for value in (torch.log1p, partial(nearly, 1), Plain().method, lambda d2: d2, [Plain()]):
-        assert "0x" not in _named(value)
+        assert "0x" not in name_of(value)
     numbers = torch.arange(5000.0)
-    assert _named(numbers) == _named(numbers.clone()) != _named(numbers.flip(0))
-    assert _named(numbers[1]) != _named(numbers[2])
+    assert name_of(numbers) == name_of(numbers.clone()) != name_of(numbers.flip(0))
+    assert name_of(numbers[1]) != name_of(numbers[2])
 
 
 def interrupted_here(folder, loss=Squared()) -> None:  # noqa: B008 # frozen

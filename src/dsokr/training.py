@@ -6,15 +6,13 @@ import hashlib
 import logging
 import math
 import os
-import re
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from numbers import Real
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
 from zipfile import is_zipfile
 
@@ -28,6 +26,7 @@ from dsokr.callbacks import Bookkeeper, Progress, StateKeeper
 from dsokr.devices import seeded
 from dsokr.errors import InputError, Interrupted, TrainingError, require_integer
 from dsokr.losses import Objective
+from dsokr.marks import hash_of, mixed_sum, name_of
 from dsokr.networks import Standardized, lengths, paces
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -35,7 +34,6 @@ Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a num
 Evaluate = Callable[[Tensor], float]  # coefficients of the validation inputs (n, p) -> a score, better when larger
 
 MIXED = 20  # batches whose inputs are sorted by length among themselves
-BLOCK = 2**24  # bytes of a tensor looked at together, when it is compared with that of an interrupted training
 
 
 @dataclass(frozen=True)
@@ -265,18 +263,18 @@ def _fingerprint(
 ) -> str:
     """What must be the same for a checkpoint to be continued, in words.
 
-    Functions enter by their names, callbacks not at all. Inputs enter by a hash, and targets, which are computed and
-    with another number of threads differ in their last digits, by a sum that depends on the place of every number.
+    Functions enter by their names, callbacks not at all. Inputs enter by a hash, and targets, which are computed, by a
+    sum that depends on the place of every number.
     """
     weights = sum(w.numel() for w in network.parameters())
-    layers = hashlib.sha256(_named(network).encode()).hexdigest()[:16]
+    layers = hashlib.sha256(name_of(network).encode()).hexdigest()[:16]
     held_out = "" if validation is None else f", validation {_marks(validation)}"
     return (
         f"seed {seed}, {_marks(pairs)}{held_out}, p = {pairs.targets.shape[1]}, "
-        f"{weights} weights (layers {layers}), loss {_named(loss)}, "
+        f"{weights} weights (layers {layers}), loss {name_of(loss)}, "
         f"{training.epochs} epochs in batches of {training.batch_size}, {training.optimizer} at "
-        f"{training.learning_rate}, {training.schedule} schedule, monitor {_named(training.monitor)}"
-        + "".join(f", {name} {_named(value)}" for name, value in _further_options(training).items())
+        f"{training.learning_rate}, {training.schedule} schedule, monitor {name_of(training.monitor)}"
+        + "".join(f", {name} {name_of(value)}" for name, value in _further_options(training).items())
     )
 
 
@@ -290,45 +288,9 @@ def _further_options(training: Training) -> dict[str, Any]:
     return further
 
 
-def _named(value: Any) -> str:
-    """A value in words that are the same in another process, without addresses in memory."""
-    if isinstance(value, str | Real):
-        return str(value)
-    if isinstance(value, Tensor):
-        return f"tensor {_hash_of(torch.atleast_1d(value))}"
-    if isinstance(value, FunctionType | BuiltinFunctionType | type):
-        return f"{value.__module__}.{value.__qualname__}"
-    if is_dataclass(value):
-        parts = (f"{f.name}={_named(getattr(value, f.name))}" for f in fields(value) if f.repr)
-        return f"{type(value).__name__}({', '.join(parts)})"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-
-
 def _marks(pairs: Pairs) -> str:
-    return f"{len(pairs)} pairs (inputs {_hash_of(pairs.inputs)}, targets {_mixed_sum(pairs):.5e})"
-
-
-def _hash_of(tensor: Tensor) -> str:
-    """The beginning of the SHA-256 of its type, shape and bytes."""
-    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    for block in _blocks(tensor):
-        found.update(block.contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
-
-
-def _mixed_sum(pairs: Pairs) -> float:
-    """Σ_ij u_i t_ij v_j with random numbers u and v, the same ones always; the residuals are one more column of t."""
-    n, p = pairs.targets.shape
-    generator = Generator().manual_seed(0)
-    u, v = (torch.randn(size, generator=generator, dtype=torch.float64) for size in (n, p + 1))
-    along = torch.cat([block.double() @ v[:p] for block in _blocks(pairs.targets)])
-    return (u @ (along + v[p] * pairs.residuals.cpu().double())).item()
-
-
-def _blocks(tensor: Tensor) -> Iterator[Tensor]:
-    """Its rows in main memory, some at a time."""
-    for block in tensor.detach().split(max(1, BLOCK // max(1, tensor[:1].nbytes))):
-        yield block.cpu()
+    targets = mixed_sum(pairs.targets, pairs.residuals)
+    return f"{len(pairs)} pairs (inputs {hash_of(pairs.inputs)}, targets {targets:.5e})"
 
 
 @contextmanager
