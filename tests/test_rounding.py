@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dsokr.rounding import single
+from dsokr.rounding import comparable, single
 
 SCORES = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -28,3 +28,19 @@ def test_nothing_and_zeros():
     assert not single(torch.zeros(2, 3, dtype=torch.float64)).any()
     assert single(torch.tensor([[0.0, 1e-320]], dtype=torch.float64)).argmax() == 1
     assert single(torch.tensor([[1e60, -torch.inf], [-torch.inf, -torch.inf]]).double()).isneginf().sum() == 3
+
+
+@pytest.mark.parametrize("outlier", [0.0, -1e16, 1e12])
+@pytest.mark.parametrize("shift", [0.0, 1.0, 1e6, -1e8])
+@pytest.mark.parametrize("unit", [1.0, 1e-60, 1e60])
+def test_what_scores_have_in_common_does_not_count(shift, outlier, unit):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(20, 500, generator=generator, dtype=torch.float64)
+    order = scores.argsort(dim=1)
+    noise = 1e-15 * (1 + abs(shift)) * torch.randn(20, 100, generator=generator, dtype=torch.float64)
+    shifted = torch.cat([scores + shift, scores[:, :100] + shift + noise, torch.full((20, 1), outlier)], dim=1) * unit
+    keys = comparable(shifted)
+    known, copies = keys[:, :500], keys[:, 500:600]
+    told_apart = (known.gather(1, order).diff(dim=1) > 0).double().mean()
+    assert told_apart > 0.99 and (known.gather(1, order).diff(dim=1) >= 0).all()
+    assert (known[:, :100] == copies).double().mean() > 0.99

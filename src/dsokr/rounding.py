@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 LARGE, SMALL = 1e37, 1e-25  # between these single precision has all its bits
-SAMPLE = 255  # scores of a row that are looked at for what they have in common
+SAMPLE = 255
 BITS, NOISE = 2.0**-24, 2.0**-40  # of the spread of scores, and of their size, that count as nothing
+
+
+def sampled(n: int) -> slice:
+    """Those of n scores that are looked at for what they have in common."""
+    return slice(None, None, max(1, n // SAMPLE))
 
 
 class Common(NamedTuple):
@@ -23,10 +28,10 @@ class Common(NamedTuple):
     def of(scores: Tensor) -> Common:  # (n, c)
         """From the medians of some, which are not moved by a few that are far off.
 
-        They are rounded, so that scores in single precision have the same in common as those in double.
+        They are rounded, so that scores which differ by rounding alone have the same in common.
         """
-        some = scores[:, :: max(1, scores.shape[1] // SAMPLE)].double()
-        level = _in_bits(some.median(dim=1, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0), 12)
+        some = scores[:, sampled(scores.shape[1])].double()
+        level = _in_bits(some.median(dim=1, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0), 30)
         spread = (some - level).abs().median(dim=1, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0)
         return Common(level, _in_bits(torch.maximum(BITS * spread, NOISE * level.abs()), 1))
 
@@ -48,9 +53,8 @@ def beyond(scores: Tensor, common: Common) -> Tensor:  # (n, c)
     >>> beyond(scores, Common.of(scores)).round()
     tensor([[-1.,  0.,  1.]], dtype=torch.float64)
     """
-    difference = scores - common.level
-    steps = common.grid.masked_fill(common.grid == 0, 1.0)
-    return torch.where(common.grid == 0, difference, (difference / steps).round_() * steps)
+    large = 1.5 * 2**52 * common.grid  # whose last bit is worth the grid: what is added to it is rounded to that
+    return (scores + (large - common.level)).sub_(large)
 
 
 def comparable(scores: Tensor, common: Common | None = None) -> Tensor:  # (n, c)

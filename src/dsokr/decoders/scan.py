@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsokr.basis import Rule, check_rule
 from dsokr.errors import InputError
-from dsokr.rounding import LARGE, Common, beyond, comparable, rounded
+from dsokr.rounding import LARGE, Common, beyond, comparable, rounded, sampled
 
 QUERIES = 1024  # rows of coefficients scored at once against a block of candidates
 PAIRS = 512  # pairs scored at once in double precision: few enough for a cache
@@ -118,7 +118,8 @@ class _Rows:
         else:  # too large for single precision
             scores = (self.z @ rows.double().T).mul_(factor).add_(offset)
         if start == 0:
-            self.best.common = Common.of(scores)
+            some = sampled(len(rows))
+            self.best.common = Common.of((self.z @ rows[some].double().T).mul_(factor[some]).add_(offset[some]))
         error = self._rounding(sizes)
         if start < self.k:  # not yet full: what is not among the best k of its block is not among the best k
             floor = scores.topk(min(self.k, len(rows)), dim=1).values[:, -1].double() - 2 * error

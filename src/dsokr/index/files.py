@@ -280,7 +280,7 @@ def _mapped(folder: Path, name: str, dtype: str, count: int) -> np.ndarray:
     size = file.stat().st_size if file.is_file() else -1
     if size != count * np.dtype(dtype).itemsize:
         found = "is missing" if size < 0 else f"has {size:,} bytes instead of {count * np.dtype(dtype).itemsize:,}"
-        raise InputError(f"The index is damaged: {file} {found}. Build it again.")
+        raise InputError(f"The index is damaged: {file} {found}. Build it again, with --restart.")
     if not count:
         return np.zeros(0, dtype)
     return np.memmap(file, dtype, mode="c", shape=(count,))  # never written; torch wants to be allowed to

@@ -101,9 +101,9 @@ class Neighbors:
         try:
             read = faiss.read_index(str(file))
         except RuntimeError as error:
-            raise InputError(f"The index is damaged: {file} cannot be read. Build it again.") from error
+            raise InputError(f"The index is damaged: {file} cannot be read. Build it again, with --restart.") from error
         if read.ntotal != count:
-            raise InputError(f"The index is damaged: {file} has {read.ntotal:,} of {count:,} points. Build it again.")
+            raise InputError(f"The index is damaged: {file} has {read.ntotal:,} of {count:,} points. Build it again, with --restart.")
         return cls(read, kind, rule, effort)
 
     def search(self, arrays: Arrays, z: Tensor, k: int) -> tuple[Ranking, Tensor]:
