@@ -103,7 +103,8 @@ class Neighbors:
         except RuntimeError as error:
             raise InputError(f"The index is damaged: {file} cannot be read. Build it again, with --restart.") from error
         if read.ntotal != count:
-            raise InputError(f"The index is damaged: {file} has {read.ntotal:,} of {count:,} points. Build it again, with --restart.")
+            found = f"{read.ntotal:,} of {count:,} points"
+            raise InputError(f"The index is damaged: {file} has {found}. Build it again, with --restart.")
         return cls(read, kind, rule, effort)
 
     def search(self, arrays: Arrays, z: Tensor, k: int) -> tuple[Ranking, Tensor]:
