@@ -360,6 +360,7 @@ class Summed(nn.Module):
 def test_inputs_that_networks_read(network, X):
     fitted = model(network=network, training=Training(epochs=1)).fit(X, label_sets(40)[1])
     assert fitted.predict(X[:3]).shape == (3, 3)
+    assert fitted.predict(X[:1]).shape == (1, 3)
 
 
 @pytest.mark.parametrize(

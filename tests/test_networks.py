@@ -3,12 +3,13 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from dsokr.devices import seeded
 from dsokr.errors import InputError
-from dsokr.networks import CNN, MLP, CharTransformer, TextEncoder, WordBag, base, outputs_of
+from dsokr.networks import CNN, MLP, CharTransformer, TextEncoder, WordBag, base, outputs_of, prepared
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,9 @@ def test_without_a_place_for_a_cache_functions_are_compiled_anyway():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "6.0", done.stderr
+
+
+def test_a_single_row_may_lie_backwards_in_memory():
+    """Numpy calls such a row contiguous, torch cannot read it."""
+    row = np.arange(10, dtype=np.float32).reshape(2, 5)[:1][::-1]
+    assert prepared(MLP((4,))(2), row).tolist() == row.tolist()

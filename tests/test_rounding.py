@@ -30,6 +30,11 @@ def test_nothing_and_zeros():
     assert single(torch.tensor([[1e60, -torch.inf], [-torch.inf, -torch.inf]]).double()).isneginf().sum() == 3
 
 
+@pytest.mark.parametrize("unit", [1e-300, 1e290, 2.0**1020])
+def test_the_order_stays_at_the_ends_of_all_numbers(unit):
+    assert torch.equal(comparable(SCORES * unit).argsort(dim=1), SCORES.argsort(dim=1))
+
+
 @pytest.mark.parametrize("outlier", [0.0, -1e16, 1e12])
 @pytest.mark.parametrize("shift", [0.0, 1.0, 1e6, -1e8])
 @pytest.mark.parametrize("unit", [1.0, 1e-60, 1e60])

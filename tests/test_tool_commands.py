@@ -20,7 +20,7 @@ from dsokr.cli import app
 from dsokr.data import molecules
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError, ModelFolderError
-from dsokr.tool import Predictor, embedding, evaluation, fitting, options, prediction, report, tables
+from dsokr.tool import Predictor, embedding, evaluation, fitting, options, prediction, report, splitting, tables
 from dsokr.tool.problems import Problems
 from dsokr.tool.reading import Cells
 
@@ -1077,7 +1077,7 @@ def test_a_split_without_repeats_is_drawn_by_the_seed_alone(tmp_path):
 def test_how_many_rows_are_held_out(sizes, count, expected):
     starts = np.cumsum([0, *sizes])
     groups = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=False)]
-    found = fitting.held_out_of(groups, count, sum(sizes) - 5)
+    found = splitting.nearest_groups(groups, count, sum(sizes) - 5)
     assert found == {row for place in expected for row in groups[place]}
 
 

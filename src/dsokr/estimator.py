@@ -356,7 +356,7 @@ class DSOKR(BaseEstimator):
 def _is_raw(X: Any) -> bool:
     """Whether inputs are no table of numbers: strings, objects, rows of different lengths. Networks prepare these."""
     if hasattr(X, "dtype") and getattr(X, "ndim", None) == 1:  # an array, or a column of a table
-        return getattr(X.dtype, "kind", "O") in "OUST"
+        return getattr(X.dtype, "kind", "O") in "OUST"  # objects, and texts in three forms
     if not isinstance(X, list | tuple):
         return False
     if not len(X) or not isinstance(X[0], int | float | np.ndarray | list | tuple):

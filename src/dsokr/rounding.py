@@ -1,4 +1,7 @@
-"""Scores that agree in single precision are equal: the last bits of a sum depend on the order of its terms."""
+"""How scores are compared: those that agree in single precision, beyond what all of a row have in common, are equal.
+
+They are computed in double, but the last bits of a sum depend on the order of its terms.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ import torch
 from torch import Tensor
 
 LARGE, SMALL = 1e37, 1e-25  # between these single precision has all its bits
-SAMPLE = 255
+SAMPLE = 255  # scores of a row that show what all have in common
 BITS, NOISE = 2.0**-24, 2.0**-40  # of the spread of scores, and of their size, that count as nothing
 
 
 def sampled(n: int) -> slice:
-    """Those of n scores that are looked at for what they have in common."""
+    """The places of some of n scores."""
     return slice(None, None, max(1, n // SAMPLE))
 
 
@@ -54,6 +57,7 @@ def beyond(scores: Tensor, common: Common) -> Tensor:  # (n, c)
     tensor([[-1.,  0.,  1.]], dtype=torch.float64)
     """
     large = 1.5 * 2**52 * common.grid  # whose last bit is worth the grid: what is added to it is rounded to that
+    large = large.masked_fill(large.isinf(), 0.0)  # near the end of all numbers nothing is rounded
     return (scores + (large - common.level)).sub_(large)
 
 

@@ -101,7 +101,7 @@ def _rows(path: Path) -> list[Row]:
 
 def _shown(row: Row) -> Row:
     metrics = row["metrics"]
-    further = ("optimistic_hits@1", "pessimistic_hits@1", "median_rank", "share_of_worst_ten")
+    further = ("optimistic_hits@1", "pessimistic_hits@1", "median_rank", "share_of_worst_ten", "val_mrr")
     return {key: metrics[key] for key in SHOWN + further if key in metrics} | {"chosen": row["chosen"]}
 
 

@@ -14,7 +14,7 @@ from dsokr.errors import InputError
 from dsokr.outputs import Outputs, as_outputs, count, take
 from dsokr.plotting import pyplot
 from dsokr.tool import tables
-from dsokr.tool.kinds import numbers
+from dsokr.tool.kinds import is_number, numbers
 from dsokr.tool.problems import Problems
 
 
@@ -46,7 +46,7 @@ def _read_table(path: Path) -> np.ndarray:
     problems = Problems()
     rows = tables.Separated(path).rows(problems, first="the first row")
     at, first = next(rows)
-    names = [] if any(map(_is_number, first)) else [name.strip() for name in first]
+    names = [] if any(map(is_number, first)) else [name.strip() for name in first]
     found = []
     for number, cells in rows if names else chain([(at, first)], rows):
         try:
@@ -57,14 +57,6 @@ def _read_table(path: Path) -> np.ndarray:
     for problem in problems.by_row():
         raise InputError(f"{path}, row {problem.row}: {problem.reason}")
     return np.array(found)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def check_picture(path: Path) -> None:

@@ -17,8 +17,7 @@ def ranks(scores: Tensor, truth: Tensor, ties: Ties = "expected") -> Tensor:  # 
 
     With ``ties="optimistic"`` none of the equal others counts, with ``"pessimistic"`` all of them.
 
-    Scores may be negative; larger is better. Scores that agree in single precision are equal: the last bits of a sum
-    depend on the order of its terms.
+    Scores may be negative; larger is better. Which of them are equal: :mod:`dsokr.rounding`.
 
     >>> ranks(torch.tensor([[-3.0, -1.0, -2.0], [5.0, 5.0, 1.0]]), torch.tensor([2, 0]))
     tensor([2.0000, 1.5000], dtype=torch.float64)

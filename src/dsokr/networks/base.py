@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dsokr.devices import seeded
 from dsokr.errors import DSOKRError, InputError
-from dsokr.outputs import take
+from dsokr.outputs import forward, take
 
 NetworkFactory = Callable[[int], nn.Module]
 
@@ -125,8 +125,9 @@ def prepared(network: nn.Module, xs: Any) -> Tensor:
     dtype = next((weight.dtype for weight in network.parameters() if weight.is_floating_point()), torch.float32)
     if isinstance(xs, Tensor):
         return xs.detach().to(dtype) if xs.is_floating_point() else xs  # whole numbers may be token ids
-    numbers = np.require(xs, np.float32 if dtype != torch.float64 else np.float64, ["C", "W"])
-    return torch.from_numpy(numbers).to(dtype)  # read-only memory was copied: no tensor may hold it
+    wide = np.float64 if dtype == torch.float64 else np.float32
+    numbers = np.require(xs, wide, "W")  # read-only memory is copied: no tensor may hold it
+    return torch.from_numpy(forward(numbers)).to(dtype)
 
 
 def lengths(network: nn.Module, inputs: Tensor) -> Tensor | None:  # (n,)
@@ -145,12 +146,10 @@ def paces(network: nn.Module) -> list[tuple[list[nn.Parameter], float]]:
 
 def keep(network: nn.Module, folder: Path) -> None:
     """Write what the network needs beside its weights, if it does, to a folder that is made for it."""
-    if isinstance(network, Standardized):
-        return keep(network.network, folder)
-    if isinstance(network, Keeps):
+    inner = network.network if isinstance(network, Standardized) else network
+    if isinstance(inner, Keeps):
         folder.mkdir()
-        network.keep(folder)
-    return None
+        inner.keep(folder)
 
 
 def built(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:

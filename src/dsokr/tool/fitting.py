@@ -30,6 +30,7 @@ from dsokr.tool.options import Options
 from dsokr.tool.predictor import Predictor
 from dsokr.tool.problems import Problems
 from dsokr.tool.reading import Cells, GoodPairs, columns_named, common_columns, defined_pairs, good_pairs, read_cells
+from dsokr.tool.splitting import hold_out
 from dsokr.training import Training
 from dsokr.writing import check_place, drafted
 
@@ -307,8 +308,7 @@ def _split(
     kernel: Kernel,
     problems: Problems,
 ) -> tuple[GoodPairs, GoodPairs | None, str]:
-    """The pairs to train on, those held out, from a file of their own or a share drawn by the seed, and what became of
-    rows with the same input then: what was learned by heart must not be held out."""
+    """The pairs to train on, those held out, from a file of their own or a share, and what became of repeats."""
     if options.valid is not None:
         source = tables.table(options.valid)
         names = common_columns(source, columns[0], "inputs"), common_columns(source, columns[1], "outputs")
@@ -317,53 +317,9 @@ def _split(
         return good, defined_pairs(valid, kernel, _told(columns)[1], problems), ""
     if options.validation_fraction == 0:
         return good, None, ""
-    order = np.random.default_rng(options.seed).permutation(len(good)).tolist()
-    wanted = min(max(1, round(options.validation_fraction * len(good))), len(good) - LEAST_ROWS // 2)
-    together = _together(good.pairs.X, order)
-    repeated = sum(len(rows) for rows in together if len(rows) > 1)
-    repeats = f"{repeated:,} rows have the input of another row" if repeated else ""
-    held_out = held_out_of(together, wanted, len(good) - LEAST_ROWS // 2)
-    if len(held_out) > max(2 * wanted, len(good) // 4):
-        repeats += f"; with {counted(len(together), 'different input')} none can be spared, so those held out are known"
-        held_out = set(order[:wanted])
-    elif repeats:
-        repeats += ": they are trained on together, or held out together"
-    return good.at(sorted(set(order) - held_out)), good.at(sorted(held_out)), repeats
-
-
-def _together(X: Any, order: list[int]) -> list[list[int]]:
-    """Positions with the same input, in the order in which they come first."""
-    found: dict[Any, list[int]] = {}
-    for position in order:
-        x = X[position]
-        key = x if isinstance(x, str) else hashlib.sha256((x + 0).tobytes()).digest()  # -0.0 is 0.0
-        found.setdefault(key, []).append(position)
-    return list(found.values())
-
-
-def held_out_of(together: list[list[int]], count: int, most: int) -> set[int]:
-    """Groups of rows, the first ones that fit, with as near to ``count`` rows in all as they come: at least one group.
-
-    More than ``most`` rows are not taken for the sake of being nearer.
-
-    >>> sorted(held_out_of([[7], [3, 4, 5], [2], [0], [1, 6]], 3, 4))
-    [0, 2, 7]
-    >>> held_out_of([[0, 1, 2, 3, 4], [5, 6, 7]], 1, 3)
-    {5, 6, 7}
-    """
-    held_out: set[int] = set()
-    rest = []
-    for rows in together:
-        if len(held_out) + len(rows) <= count:
-            held_out.update(rows)
-        else:
-            rest.append(rows)
-    if rest:
-        smallest = min(rest, key=len)
-        more = len(held_out) + len(smallest)
-        if not held_out or (more <= most and more - count < count - len(held_out)):
-            held_out.update(smallest)
-    return held_out
+    held_out = hold_out(good.pairs.X, options.validation_fraction, options.seed, left=LEAST_ROWS // 2)
+    train = sorted(set(range(len(good))) - held_out.rows)
+    return good.at(train), good.at(sorted(held_out.rows)), held_out.repeats
 
 
 def _training(options: Options, default: Training) -> Training:

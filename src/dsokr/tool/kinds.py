@@ -164,10 +164,10 @@ def has_comma(text: str) -> bool:
     >>> has_comma("0,15"), has_comma("1,234,567"), has_comma("1,3,5"), has_comma("1.5")
     (True, True, False, False)
     """
-    return bool(DECIMAL_COMMA.fullmatch(text) or (GROUPED.fullmatch(text) and not _is_float(text)))
+    return bool(DECIMAL_COMMA.fullmatch(text) or (GROUPED.fullmatch(text) and not is_number(text)))
 
 
-def _is_float(text: str) -> bool:
+def is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
