@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from dsokr import chem
-from dsokr.data.molecules import generate
+from studies.data.molecules import generate
 from dsokr.graphs import GraphBatch
 from dsokr.metrics.edit_distance import edit_distance
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 FILE = Path("qm9") / "qm9_smiles_133882.txt.gz"
 

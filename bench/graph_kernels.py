@@ -30,7 +30,7 @@ from dsokr import chem
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import graphs, nspd
 from dsokr.outputs import blocks
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 FILE = Path("qm9") / "qm9_smiles_133882.txt.gz"
 WL = graphs.WeisfeilerLehman(5)
@@ -44,7 +44,7 @@ def molecules(folder: str | None, count: int) -> tuple[list[Graph], str]:
         smiles = np.array(gzip.decompress(path.read_bytes()).decode().split())
         chosen = np.random.default_rng(0).permutation(len(smiles))[:count]
         return chem.graphs(smiles[chosen].tolist()), "QM9"
-    from dsokr.data.molecules import generate
+    from studies.data.molecules import generate
 
     return list(generate(count, seed=0)), "generated molecules"
 

@@ -15,12 +15,12 @@ import torch
 from torch import Generator
 
 from dsokr import sketch_basis, sketches
-from dsokr.data.molecules import generate
-from dsokr.data.smi2mol import smi2mol
+from studies.data.molecules import generate
+from studies.data.smi2mol import smi2mol
 from dsokr.decoders import EmbeddedOutputs, GraphSearch, Molecules, _objective
 from dsokr.decoders._objective import Objective, terms_of
 from dsokr.errors import InputError
-from dsokr.experiments.smi2mol import KERNELS, OURS
+from studies.smi2mol import KERNELS, OURS
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import WeisfeilerLehman
 from dsokr.metrics import edit_distance

@@ -68,8 +68,8 @@ def _vectors(at: int, rows: np.ndarray) -> Block:
 def molecules(library: Path, count: int, dim: int) -> Source:
     """Molecules of a file, in a basis of ``dim`` anchors under the normalised Weisfeiler-Lehman kernel."""
     from dsokr import chem
-    from dsokr.tool.problems import Problems
-    from dsokr.tool.tables import table
+    from dsokr.commands.problems import Problems
+    from dsokr.commands.tables import table
 
     def texts() -> Iterator[list[str]]:
         source, left = table(library), count

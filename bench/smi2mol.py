@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from dsokr.data.smi2mol import smi2mol
-from dsokr.devices import resolve_device
+from studies.data.smi2mol import smi2mol
+from dsokr.compute import resolve_device
 from dsokr.errors import InputError
-from dsokr.experiments import smi2mol as experiment
-from dsokr.experiments.results import hardware, read_rows
+from studies import smi2mol as experiment
+from studies.results import hardware, read_rows
 
 GOAL = 360.0  # seconds
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsokr.experiments import (
+from studies import (
     chebi20,
     chebi20_report,
     label_ranking_report,
@@ -15,8 +15,8 @@ from dsokr.experiments import (
     synthetic,
     vectors,
 )
-from dsokr.experiments.chebi20_methods import AND_WORDS, WORDS
-from dsokr.experiments.results import Row, markdown_table, read_rows
+from studies.chebi20_methods import AND_WORDS, WORDS
+from studies.results import Row, markdown_table, read_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"

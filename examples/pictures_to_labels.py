@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from dsokr import DSOKR, Training, kernels, metrics, networks, sketches
-from dsokr.data import scenes
+from studies.data import scenes
 
 n_train = int(sys.argv[1]) if len(sys.argv) > 1 else 4_000
 

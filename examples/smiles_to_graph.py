@@ -7,7 +7,7 @@ import random
 import sys
 
 from dsokr import DSOKR, Training, chem, kernels, networks, sketches
-from dsokr.data import molecules
+from studies.data import molecules
 from dsokr.decoders import GraphSearch, Molecules
 from dsokr.metrics import edit_distance
 

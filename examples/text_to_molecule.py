@@ -9,7 +9,7 @@ import sys
 import torch
 
 from dsokr import DSOKR, Ensemble, Training, chem, kernels, networks, sketches
-from dsokr.data.descriptions import described_molecules
+from studies.data.descriptions import described_molecules
 from dsokr.decoders import Candidates
 from dsokr.losses import Ranked
 from dsokr.metrics import retrieval

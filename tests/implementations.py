@@ -9,7 +9,7 @@ import scipy.sparse as sp
 import torch
 
 from dsokr import Graph, decoders, kernels, losses, sketches
-from dsokr.data import molecules
+from studies.data import molecules
 
 
 @dataclass(frozen=True)

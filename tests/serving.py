@@ -10,7 +10,7 @@ from dsokr import kernels, sketch_basis, sketches
 from dsokr.basis import SketchedBasis
 from dsokr.errors import InputError
 from dsokr.index import CandidateIndex, fingerprint
-from dsokr.tool.kinds import Read
+from dsokr.commands.kinds import Read
 
 DIM = 4
 MOLECULES = ["C", "CC", "CCO", "CCN", "c1ccccc1", "CC(=O)O", "C#N", "OCCO", "CCCC", "C1CC1", "CC(C)O", "N"]

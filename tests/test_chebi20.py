@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import torch
 
 from dsokr import DSOKR, Training, kernels, networks, sketches
-from dsokr.baselines import CMAM, MoleculeGCN, MoleculeMLP
+from studies.baselines import CMAM, MoleculeGCN, MoleculeMLP
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError
 from dsokr.kernels import Cosine, Tanimoto, Views
@@ -21,12 +21,12 @@ from dsokr.outputs import ViewBatch, chosen, distinct, positions
 from real_data import real_data
 
 chem = pytest.importorskip("dsokr.chem")
-from dsokr.data import chebi20 as loader  # noqa: E402
-from dsokr.data.chebi20 import arrays_of, molecules_of  # noqa: E402
-from dsokr.data.descriptions import described_molecules  # noqa: E402
-from dsokr.experiments import chebi20 as experiment  # noqa: E402
-from dsokr.experiments import chebi20_methods as methods  # noqa: E402
-from dsokr.experiments import chebi20_report  # noqa: E402
+from studies.data import chebi20 as loader  # noqa: E402
+from studies.data.chebi20 import arrays_of, molecules_of  # noqa: E402
+from studies.data.descriptions import described_molecules  # noqa: E402
+from studies import chebi20 as experiment  # noqa: E402
+from studies import chebi20_methods as methods  # noqa: E402
+from studies import chebi20_report  # noqa: E402
 
 SMILES = ["CCO", "OCC", "C[C@H](N)C(=O)O", "C[C@@H](N)C(=O)O", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O"]
 
@@ -160,7 +160,7 @@ def folder(tmp_path, monkeypatch):
     for name, rows in (("train", range(4)), ("val", [4]), ("test", [5])):
         lines = (f'{i}\t{SMILES[i]}\tA text "of" {i}.' for i in rows)
         _write(place / f"{name}.tsv.gz", "CID\tSMILES\tdescription", *lines)
-    module = __import__("sys").modules["dsokr.data.chebi20"]
+    module = __import__("sys").modules["studies.data.chebi20"]
     sources = {name: replace(source, sha256=_sha256(tmp_path / source.path)) for name, source in module.SOURCES.items()}
     monkeypatch.setattr(module, "SOURCES", sources)
     return tmp_path
@@ -242,7 +242,7 @@ def test_cmam_learns(data, tower):
 
 def test_a_graph_tower_does_not_mix_molecules(data):
     pytest.importorskip("torch_geometric")
-    from dsokr.devices import seeded
+    from dsokr.compute import seeded
 
     with seeded(0):
         tower = MoleculeGCN(hidden=8)(data.molecules, 4).eval()

@@ -6,7 +6,7 @@ import pytest
 
 from dsokr.errors import InputError
 from dsokr.graphs import to_networkx
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 pytest.importorskip("rdkit")
 

@@ -10,8 +10,8 @@ import pytest
 import scipy.sparse as sp
 
 from dsokr import __version__
-from dsokr.cli import EXTRAS, app
-from dsokr.experiments import demo, own_outputs
+from dsokr.commands.app import EXTRAS, app
+from studies import demo, own_outputs
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def dsokr(capfd, monkeypatch):
 
 
 def test_as_a_program():
-    done = subprocess.run([sys.executable, "-m", "dsokr.cli", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "dsokr.commands.app", "--version"], capture_output=True, text=True, timeout=60)
     assert done.stdout == f"dsokr {__version__}\n"
 
 
@@ -45,7 +45,7 @@ def test_ctrl_c_is_said_and_has_its_exit_code(dsokr, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dsokr.experiments.demo.run", interrupted)
+    monkeypatch.setattr("studies.demo.run", interrupted)
     done = dsokr("demo", "--quick")
     assert done.returncode == 130 and done.stderr == "dsokr: interrupted\n"
 

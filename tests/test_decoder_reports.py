@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from dsokr.cli import Experiment, app
-from dsokr.experiments import label_ranking, label_ranking_report, multilabel, multilabel_report, vectors
-from dsokr.experiments.reproduce import EXPERIMENTS, Asked, Size
-from dsokr.experiments.results import read_rows
+from dsokr.commands.app import Experiment, app
+from studies import label_ranking, label_ranking_report, multilabel, multilabel_report, vectors
+from studies.__main__ import EXPERIMENTS, Asked, Size
+from studies.results import read_rows
 
 
 def silent(_: str) -> None: ...

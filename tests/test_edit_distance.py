@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from dsokr.data.molecules import generate
+from studies.data.molecules import generate
 from dsokr.errors import DSOKRError, InputError
 from dsokr.graphs import GraphBatch
 from dsokr.metrics.edit_distance import EditDistanceTimeout, edit_distance, edit_distance_bounds
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 EMPTY, SINGLE = Graph(()), Graph((6,))
 
@@ -225,7 +225,7 @@ def test_timeout_is_kept_and_never_called_exact():
 def test_can_be_interrupted():
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's job may ignore it
-        "from dsokr.types import Graph; from dsokr.metrics.edit_distance import edit_distance\n"
+        "from dsokr.graphs import Graph; from dsokr.metrics.edit_distance import edit_distance\n"
         "g, h = (Graph((1,) * 40, [(i, j, 1) for j in range(40) for i in range(j) if i * j % p < 2]) for p in (7, 9))\n"
         "edit_distance(g, g); print('ready', flush=True); edit_distance([g] * 20, [h] * 20)\n"
     )

@@ -9,21 +9,21 @@ import torch
 from torch import Generator
 
 from dsokr import chem
-from dsokr.baselines import Regression
-from dsokr.data import scenes
-from dsokr.data.synthetic import LeastSquares
+from studies.baselines import Regression
+from studies.data import scenes
+from studies.data.synthetic import LeastSquares
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.estimator import DSOKR
-from dsokr.experiments import demo, own_outputs, synthetic
-from dsokr.experiments.reproduce import EXPERIMENTS, Asked
-from dsokr.experiments.results import Results, read_rows
-from dsokr.html import Report
-from dsokr.locks import sole_writer
+from studies import demo, own_outputs, synthetic
+from studies.__main__ import EXPERIMENTS, Asked
+from studies.results import Results, read_rows
+from dsokr.commands.html import Report
+from dsokr.files import sole_writer
 from dsokr.losses import Squared
 from dsokr.metrics import edit_distance
-from dsokr.networks import MLP
+from dsokr.regressors.networks import MLP
 from dsokr.plotting import pyplot, saved
-from dsokr.training import Pairs, Training, train
+from dsokr.regressors.training import Pairs, Training, train
 
 CPU = torch.device("cpu")
 TINY = replace(
@@ -232,7 +232,7 @@ def test_the_demo_misses_matplotlib_before_it_trains(tmp_path, monkeypatch):
 def test_the_demo_misses_rdkit_before_it_trains(monkeypatch):
     monkeypatch.setitem(sys.modules, "rdkit", None)
     monkeypatch.delattr("dsokr.chem")
-    for name in ("dsokr.chem", "dsokr.experiments.demo"):
+    for name in ("dsokr.chem", "studies.demo"):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtraError, match=r"dsokr\[chem\]"):
-        import_module("dsokr.experiments.demo")
+        import_module("studies.demo")

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from dsokr import kernels, sketches
-from dsokr.baselines import ILEFGW, NNBaryFGW, fgw
-from dsokr.data.molecules import generate
-from dsokr.data.smi2mol import Pairs, SMI2Mol
+from studies.baselines import ILEFGW, NNBaryFGW, fgw
+from studies.data.molecules import generate
+from studies.data.smi2mol import Pairs, SMI2Mol
 from dsokr.errors import InputError, MissingExtraError
-from dsokr.experiments import smi2mol_baselines
+from studies import smi2mol_baselines
 from dsokr.graphs import GraphBatch, permuted
 from dsokr.metrics import edit_distance
-from dsokr.networks import MLP, CharTransformer
-from dsokr.types import Graph
+from dsokr.regressors.networks import MLP, CharTransformer
+from dsokr.graphs import Graph
 
 ot = pytest.importorskip("ot", reason="POT is not installed")
 

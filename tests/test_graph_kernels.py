@@ -24,7 +24,7 @@ from dsokr.kernels.rooted import ball_names
 from dsokr.kernels.vectors import Linear
 from dsokr.outputs import blocks, take
 from dsokr.testing import check_kernel
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 KERNELS = [
     VertexHistogram(),
@@ -416,7 +416,7 @@ def test_without_numba_kernels_import_and_say_what_is_missing():
         "import sys; sys.modules['numba'] = None\n"
         "import dsokr.kernels.nspd, dsokr.kernels.strings, dsokr.kernels.views\n"
         "from dsokr.kernels.graphs import VertexHistogram\n"
-        "from dsokr.types import Graph\n"
+        "from dsokr.graphs import Graph\n"
         "try: VertexHistogram().diag([Graph((1,))])\n"
         "except ImportError as error: print(error)\n"
     )

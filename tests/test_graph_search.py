@@ -8,7 +8,7 @@ import torch
 from torch import Generator
 
 from dsokr import DSOKR, Graph, Training, kernels, networks, sketch_basis, sketches
-from dsokr.data import molecules
+from studies.data import molecules
 from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, Molecules, Neighbors, _objective
 from dsokr.decoders._objective import Objective, terms_of
 from dsokr.errors import InputError

@@ -18,15 +18,15 @@ import torch
 import implementations
 from dsokr import DSOKR, Training, kernels, networks, sketch_basis, sketches
 from dsokr.basis import RULES
-from dsokr.cli import app
+from dsokr.commands.app import app
 from dsokr.decoders import Candidates, EmbeddedOutputs, scan
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.graphs import GraphBatch
 from dsokr.index import Block, BuildOptions, CandidateIndex, build, exact, files, fingerprint, neighbors
 from dsokr.index.build import sample_queries
 from dsokr.outputs import ViewBatch, count, take
-from dsokr.tool import Predictor, embedding, prediction
-from dsokr.tool.kinds import String, Vector
+from dsokr.commands import Predictor, embedding, prediction
+from dsokr.commands.kinds import String, Vector
 
 N, P = 3000, 12
 
@@ -730,7 +730,7 @@ def test_queries_for_recall_are_between_candidates(index):
 STUCK = """
 import time
 from dsokr.index import files
-from dsokr.tool import embedding, prediction
+from dsokr.commands import embedding, prediction
 
 prediction.BLOCK, files.COMMIT_SECONDS = 7, 0.0
 usable, seen = prediction.usable, []
@@ -743,7 +743,7 @@ def stuck(*given):
     return usable(*given)
 
 embedding.usable = stuck
-from dsokr.cli import app
+from dsokr.commands.app import app
 app()
 """
 

@@ -9,7 +9,7 @@ from dsokr import DSOKR, Training, kernels, networks, sketches
 from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.decoders import EmbeddedOutputs, LabelSet
 from dsokr.errors import InputError
-from dsokr.io import construct, describe
+from dsokr.saving import construct, describe
 
 KERNELS = [
     kernels.Tanimoto(),

@@ -7,13 +7,13 @@ import scipy.stats
 import torch
 from torch import nn
 
-from dsokr.data.label_ranking import LabelRanking, label_ranking, read
+from studies.data.label_ranking import LabelRanking, label_ranking, read
 from dsokr.errors import InputError
-from dsokr.experiments import label_ranking as experiment
+from studies import label_ranking as experiment
 from dsokr.losses import Squared
 from dsokr.metrics import kendall_tau
-from dsokr.networks import MLP, built, outputs_of
-from dsokr.training import Pairs, Training, standardized, train
+from dsokr.regressors.networks import MLP, built, outputs_of
+from dsokr.regressors.training import Pairs, Training, standardized, train
 from real_data import real_data
 
 CPU = torch.device("cpu")

@@ -12,12 +12,12 @@ import time
 import pytest
 
 from dsokr.errors import InputError
-from dsokr.locks import LOCK, sole_writer
+from dsokr.files import LOCK, sole_writer
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from dsokr.locks import sole_writer
+from dsokr.files import sole_writer
 with sole_writer(Path(sys.argv[1]), "dsokr embed"):
     print("in", flush=True)
     time.sleep(60)

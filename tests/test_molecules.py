@@ -4,10 +4,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dsokr.data._canonical import canonical_key
-from dsokr.data.molecules import generate
+from studies.data._canonical import canonical_key
+from studies.data.molecules import generate
 from dsokr.errors import InputError
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 VALENCE = {6: 4, 7: 3, 8: 2, 9: 1}
 

@@ -12,17 +12,17 @@ from torch import Generator
 from torch.nn.functional import binary_cross_entropy
 
 from dsokr import Training
-from dsokr.baselines.bce import THRESHOLDS, BinaryCrossEntropy, LabelNetwork
-from dsokr.data.files import Source
-from dsokr.data.multilabel import MultiLabel, generate, multilabel, read
+from studies.baselines.bce import THRESHOLDS, BinaryCrossEntropy, LabelNetwork
+from studies.data.files import Source
+from studies.data.multilabel import MultiLabel, generate, multilabel, read
 from dsokr.errors import InputError
-from dsokr.experiments import multilabel as study
-from dsokr.experiments.results import read_rows
+from studies import multilabel as study
+from studies.results import read_rows
 from dsokr.metrics import f1
-from dsokr.networks import MLP
+from dsokr.regressors.networks import MLP
 from real_data import real_data
 
-module = sys.modules["dsokr.data.multilabel"]
+module = sys.modules["studies.data.multilabel"]
 
 
 def write(path, X, Y, split):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dsokr.devices import seeded
+from dsokr.compute import seeded
 from dsokr.errors import InputError
-from dsokr.networks import CNN, MLP, CharTransformer, TextEncoder, WordBag, base, outputs_of, prepared
+from dsokr.regressors.networks import CNN, MLP, CharTransformer, TextEncoder, WordBag, base, outputs_of, prepared
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_without_a_place_for_a_cache_functions_are_compiled_anyway():
     script = (
         "import numba.core.caching as caching\n"
         "caching.CacheImpl._locator_classes = []\n"
-        "from dsokr.compiled import compiled\n"
+        "from dsokr.compute import compiled\n"
         "import numpy as np\n"
         "def total(values):\n"
         "    found = 0.0\n"

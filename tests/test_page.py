@@ -8,8 +8,8 @@ import warnings
 
 import pytest
 
-from dsokr.html import Report
-from dsokr.tool.kinds import Vector
+from dsokr.commands.html import Report
+from dsokr.commands.kinds import Vector
 from serving import MOLECULES, HandMade, Kind
 
 pytest.importorskip("fastapi", reason="needs the extra serve")

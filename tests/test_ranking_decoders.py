@@ -10,7 +10,7 @@ from dsokr.basis import sketch_basis
 from dsokr.decoders import EmbeddedOutputs
 from dsokr.decoders.rankings import ranking_of_code
 from dsokr.errors import InputError
-from dsokr.io import construct, describe
+from dsokr.saving import construct, describe
 
 CASES = [
     (decoders.Kemeny(), kernels.Kemeny()),

@@ -12,7 +12,7 @@ from dsokr.kernels.strings import NGram
 from dsokr.kernels.vectors import Linear
 from dsokr.kernels.views import View, Views
 from dsokr.testing import check_kernel
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 KERNELS = [Kemeny(), Hamming(), Lehmer(), Kemeny().normalized()]
 

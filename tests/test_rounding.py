@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dsokr.rounding import comparable, single
+from dsokr.rules import comparable, single
 
 SCORES = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

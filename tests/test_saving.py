@@ -13,7 +13,7 @@ from torch import nn
 from dsokr import DSOKR, Graph, Training, decoders, kernels, losses, networks, sketches
 from dsokr.errors import InputError, ModelFolderError
 from dsokr.graphs import GraphBatch
-from dsokr.io import construct, describe, pack_outputs, unpack_outputs
+from dsokr.saving import construct, describe, pack_outputs, unpack_outputs
 from implementations import DECODERS, KERNELS, LOSSES, SKETCHES, names
 
 X = np.random.default_rng(0).normal(size=(60, 5))

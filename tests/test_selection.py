@@ -4,7 +4,7 @@ import torch
 
 from dsokr import kernels, metrics, sketches
 from dsokr.basis import sketch_basis
-from dsokr.data.synthetic import LeastSquares
+from studies.data.synthetic import LeastSquares
 from dsokr.errors import InputError
 from dsokr.selection import SizeCurve, choose_size, leverage_scores, perfect_h, plot_sizes
 from implementations import SKETCHES, Case, names, vectors

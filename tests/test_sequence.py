@@ -4,7 +4,7 @@ import torch
 
 from dsokr import DSOKR, Training, kernels, sketches
 from dsokr.errors import InputError
-from dsokr.networks import CharTransformer
+from dsokr.regressors.networks import CharTransformer
 
 SMALL = CharTransformer(layers=1, width=32, heads=4, dropout=0.0)
 WORDS = ["CCO", "CC=O", "C#N", "OCCO", "NCC", "CCC=O", "OC", "CN"]

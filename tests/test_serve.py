@@ -13,8 +13,8 @@ import torch
 
 from dsokr import Training, decoders, kernels, networks, sketches
 from dsokr.errors import InputError
-from dsokr.tool import Predictor, embedding
-from dsokr.tool.kinds import Labels, SmilesLetters, String, Vector
+from dsokr.commands import Predictor, embedding
+from dsokr.commands.kinds import Labels, SmilesLetters, String, Vector
 from serving import DIM, MOLECULES, HandMade, Kind
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -667,7 +667,7 @@ def test_hosts_are_checked(model, host):
 
 def test_the_command_takes_names_to_answer_to(monkeypatch):
     from dsokr import cli
-    from dsokr.tool import Predictor
+    from dsokr.commands import Predictor
 
     model, apps = HandMade(), []
     monkeypatch.setattr(Predictor, "load", lambda *given: model)

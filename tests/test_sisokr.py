@@ -7,12 +7,12 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from dsokr import kernels, sketches
-from dsokr.baselines import SISOKR, sisokr
-from dsokr.data.molecules import generate
-from dsokr.data.smi2mol import Pairs, SMI2Mol
+from studies.baselines import SISOKR, sisokr
+from studies.data.molecules import generate
+from studies.data.smi2mol import Pairs, SMI2Mol
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError
-from dsokr.experiments import smi2mol_baselines
+from studies import smi2mol_baselines
 from dsokr.graphs import GraphBatch
 from dsokr.metrics import edit_distance
 

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from dsokr import sketches
-from dsokr.data import files, molecules, smi2mol
+from studies.data import files, molecules, smi2mol
 from dsokr.errors import InputError
-from dsokr.experiments import smi2mol as study
-from dsokr.experiments import smi2mol_baselines
-from dsokr.experiments import smi2mol_report as report
-from dsokr.experiments.results import read_rows
+from studies import smi2mol as study
+from studies import smi2mol_baselines
+from studies import smi2mol_report as report
+from studies.results import read_rows
 from dsokr.graphs import GraphBatch
-from dsokr.networks import CharTransformer
+from dsokr.regressors.networks import CharTransformer
 from real_data import real_data
 
-module = sys.modules["dsokr.data.smi2mol"]
+module = sys.modules["studies.data.smi2mol"]
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from dsokr.data.files import Source
-from dsokr.data.ocr_letters import WrittenWords, generate, ocr_letters, read, rearranged
+from studies.data.files import Source
+from studies.data.ocr_letters import WrittenWords, generate, ocr_letters, read, rearranged
 from dsokr.errors import InputError
-from dsokr.experiments import strings as study
-from dsokr.experiments import strings_report as report
-from dsokr.experiments.results import read_rows
+from studies import strings as study
+from studies import strings_report as report
+from studies.results import read_rows
 from dsokr.metrics import char_error, levenshtein, word_accuracy
 from real_data import real_data
 
-module = sys.modules["dsokr.data.ocr_letters"]
+module = sys.modules["studies.data.ocr_letters"]
 
 
 @pytest.fixture

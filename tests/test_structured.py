@@ -9,7 +9,7 @@ import torch
 from scipy.stats import kendalltau
 
 from dsokr import DSOKR, Ensemble, Graph, Training, kernels, networks, selection, sketches
-from dsokr.data import molecules
+from studies.data import molecules
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
 from dsokr.metrics import edit_distance, exact_match, f1, kendall_tau

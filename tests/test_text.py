@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from dsokr import DSOKR, Training, kernels, networks, sketches
-from dsokr.devices import seeded
+from dsokr.compute import seeded
 from dsokr.errors import InputError
-from dsokr.networks import TextEncoder, WordBag, built, paces
-from dsokr.training import batched_by_length
+from dsokr.regressors.networks import TextEncoder, WordBag, built, paces
+from dsokr.regressors.training import batched_by_length
 
 # fmt: off
 WORDS = [
@@ -237,7 +237,7 @@ def test_a_missing_encoder_is_one_sentence(tmp_path):
 def test_a_missing_extra_is_named():
     code = (
         "import sys; sys.modules['transformers'] = None\n"
-        "from dsokr.networks import TextEncoder\n"
+        "from dsokr.regressors.networks import TextEncoder\n"
         "try: TextEncoder('x')(1)\n"
         "except Exception as error: print(error)"
     )

@@ -16,13 +16,13 @@ import torch
 
 from dsokr import chem, metrics
 from dsokr.basis import embedded_scores
-from dsokr.cli import app
-from dsokr.data import molecules
+from dsokr.commands.app import app
+from studies.data import molecules
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError, ModelFolderError
-from dsokr.tool import Predictor, embedding, evaluation, fitting, options, prediction, report, splitting, tables
-from dsokr.tool.problems import Problems
-from dsokr.tool.reading import Cells
+from dsokr.commands import Predictor, embedding, evaluation, fitting, options, prediction, report, splitting, tables
+from dsokr.commands.problems import Problems
+from dsokr.commands.reading import Cells
 
 QUICK = ("--epochs", "3", "--device", "cpu")
 SMALL = ("--network", "transformer:layers=1,width=16,heads=2")
@@ -194,7 +194,7 @@ def test_a_library_is_ranked_the_same_in_blocks(dsokr, fitted, folder, tmp_path,
     inputs = write(tmp_path / "inputs.csv", ["text"], [["carbon oxygen"], ["nitrogen"]])
     arguments = ("predict", fitted, inputs, "--candidates", folder / "library.smi", "--out")
     dsokr(*arguments, tmp_path / "whole.csv")
-    monkeypatch.setattr("dsokr.tool.prediction.BLOCK", 7)
+    monkeypatch.setattr("dsokr.commands.prediction.BLOCK", 7)
     dsokr(*arguments, tmp_path / "blocks.csv")
     assert (tmp_path / "whole.csv").read_text() == (tmp_path / "blocks.csv").read_text()
 
@@ -402,14 +402,14 @@ def test_tiny_scores_are_told_apart(fitted, folder, smiles, monkeypatch):
     expected = evaluation.retrieval(predictor, z, smiles[60:], pool)
     assert evaluation.retrieval(predictor, 1e-60 * z, smiles[60:], pool) == pytest.approx(expected)
     best = predictor.among(smiles).top(z, 10, "cosine").indices
-    monkeypatch.setattr("dsokr.tool.prediction.BLOCK", 7)
+    monkeypatch.setattr("dsokr.commands.prediction.BLOCK", 7)
     found = prediction.in_library(predictor, 1e-60 * z, folder / "library.smi", None, 10, "cosine", Problems())
     assert [[hit.cell for hit in hits] for hits in found.hits] == [[smiles[i] for i in row] for row in best]
 
 
 def test_more_answers_than_there_are_candidates(dsokr, fitted, folder, tmp_path, monkeypatch):
     inputs = write(tmp_path / "inputs.csv", ["text"], [["carbon oxygen"]])
-    monkeypatch.setattr("dsokr.tool.prediction.BLOCK", 7)
+    monkeypatch.setattr("dsokr.commands.prediction.BLOCK", 7)
     arguments = ("rank", fitted, inputs, "--candidates", folder / "library.smi", "--top", 10**12)
     dsokr(*arguments, "--out", tmp_path / "out.csv")
     assert {row["prediction"] for row in read(tmp_path / "out.csv")} == {
@@ -853,16 +853,16 @@ def test_outputs_that_a_kernel_is_undefined_for_are_skipped(dsokr, folder, tmp_p
 
 INTERRUPTED = """
 import os, signal, sys
-import dsokr.callbacks as callbacks
+import dsokr.regressors.callbacks as callbacks
 
 class Stopping(callbacks.Progress):
     def on_train_epoch_start(self, trainer, module):
         if trainer.current_epoch == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-import dsokr.training
-dsokr.training.Progress = Stopping
-from dsokr.cli import app
+import dsokr.regressors.training
+dsokr.regressors.training.Progress = Stopping
+from dsokr.commands.app import app
 app()
 """
 
@@ -913,7 +913,7 @@ def test_ctrl_c_and_the_same_command_again(dsokr, folder, tmp_path, one_thread):
 
 STUCK = """
 import time
-import dsokr.callbacks as callbacks
+import dsokr.regressors.callbacks as callbacks
 
 callbacks.STATE_PAUSE = 0.0
 
@@ -923,21 +923,21 @@ class Stuck(callbacks.Progress):
             print("stuck", flush=True)
             time.sleep(100)
 
-import dsokr.training
-dsokr.training.Progress = Stuck
-from dsokr.cli import app
+import dsokr.regressors.training
+dsokr.regressors.training.Progress = Stuck
+from dsokr.commands.app import app
 app()
 """
 
 
 STOPPED_WHILE_SAVING = """
-from dsokr.tool import tables
+from dsokr.commands import tables
 
 def stop(*_):
     raise KeyboardInterrupt
 
 tables.write = stop
-from dsokr.cli import app
+from dsokr.commands.app import app
 app()
 """
 
@@ -991,7 +991,7 @@ def test_ctrl_c_after_the_training_does_not_lose_it(dsokr, folder, tmp_path, mon
         patch.setattr(evaluation, "evaluate", stop)
         done = dsokr(*arguments, "--out", tmp_path / "model", expect=130)
     assert "dsokr: Stopped. Run the same command again to go on." in done.stderr
-    monkeypatch.setattr("dsokr.training._Regression.training_step", stop)  # there is nothing left to learn
+    monkeypatch.setattr("dsokr.regressors.training._Regression.training_step", stop)  # there is nothing left to learn
     dsokr(*arguments, "--out", tmp_path / "model")
     assert len(Predictor.load(tmp_path / "model", "cpu").model.history_.rows) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -1022,7 +1022,7 @@ def test_ctrl_c_while_a_library_is_read_leaves_no_table(dsokr, fitted, folder, t
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dsokr.tool.prediction.usable", stop)
+    monkeypatch.setattr("dsokr.commands.prediction.usable", stop)
     inputs = write(tmp_path / "inputs.csv", ["text"], [["carbon"]])
     library = folder / "library.smi"
     done = dsokr("rank", fitted, inputs, "--candidates", library, "--out", tmp_path / "out.csv", expect=130)

@@ -11,8 +11,8 @@ import scipy.sparse as sp
 
 from dsokr import chem, decoders, kernels
 from dsokr.errors import InputError, MissingExtraError, ModelFolderError
-from dsokr.tool import choices, guess, kinds
-from dsokr.tool.kinds import Image, Labels, Letters, Molecule, Ranking, SmilesLetters, String, Text, Vector
+from dsokr.commands import choices, guess, kinds
+from dsokr.commands.kinds import Image, Labels, Letters, Molecule, Ranking, SmilesLetters, String, Text, Vector
 
 ADAPTED = [
     (Vector(("a", "b")), [("1", "10"), ("3", "30"), ("2", "5")]),

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dsokr.errors import InputError, MissingExtraError
-from dsokr.tool import tables
-from dsokr.tool.problems import Problems
+from dsokr.commands import tables
+from dsokr.commands.problems import Problems
 
 pyarrow = pytest.importorskip("pyarrow")
 

@@ -17,9 +17,9 @@ from torch import nn
 from dsokr import callbacks
 from dsokr.errors import InputError, Interrupted, TrainingError
 from dsokr.losses import Custom, Huber, Objective, Ranked, Squared
-from dsokr.marks import name_of
-from dsokr.networks import CNN, MLP
-from dsokr.training import Pairs, SlicedBatches, Training, train
+from dsokr.files import name_of
+from dsokr.regressors.networks import CNN, MLP
+from dsokr.regressors.training import Pairs, SlicedBatches, Training, train
 
 CPU = torch.device("cpu")
 
@@ -199,7 +199,7 @@ INTERRUPTED = """
     sys.path.insert(0, {tests!r})
     from test_training import linear_task, network, CPU
     from dsokr.losses import Custom, Squared
-    from dsokr.training import Training, train
+    from dsokr.regressors.training import Training, train
     from lightning.pytorch.callbacks import Callback
 
     class Interrupt(Callback):
@@ -699,7 +699,7 @@ TWO_DEVICES = """
     sys.path.insert(0, {tests!r})
     from test_training import linear_task, network, CPU
     from dsokr.losses import Squared
-    from dsokr.training import Training, train
+    from dsokr.regressors.training import Training, train
 
     pairs, val = linear_task()
     net = network()

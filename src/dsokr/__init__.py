@@ -1,6 +1,6 @@
-"""Deep Sketched Output Kernel Regression: any neural network in front, any kernel on the outputs behind.
+"""Deep Sketched Output Kernel Regression: any regressor in front, any kernel on the outputs behind.
 
-Names are imported when first used, so that ``import dsokr`` is instant and needs no optional dependency.
+Names are imported on first use, so that ``import dsokr`` is instant and needs no optional dependency.
 """
 
 from importlib import import_module
@@ -10,20 +10,21 @@ if TYPE_CHECKING:
     from dsokr.basis import SketchedBasis, sketch_basis
     from dsokr.ensemble import Ensemble
     from dsokr.estimator import DSOKR
-    from dsokr.training import Training
-    from dsokr.types import Graph
+    from dsokr.graphs import Graph
+    from dsokr.regressors import Training, networks
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "DSOKR": "estimator",
     "Ensemble": "ensemble",
-    "Graph": "types",
+    "Graph": "graphs",
     "SketchedBasis": "basis",
-    "Training": "training",
+    "Training": "regressors",
+    "networks": "regressors",
     "sketch_basis": "basis",
 }
-__all__ = ["DSOKR", "Ensemble", "Graph", "SketchedBasis", "Training", "__version__", "sketch_basis"]
+__all__ = ["DSOKR", "Ensemble", "Graph", "SketchedBasis", "Training", "__version__", "networks", "sketch_basis"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from dsokr.errors import InputError, MissingExtraError
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 try:
     from rdkit import Chem

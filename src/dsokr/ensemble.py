@@ -16,7 +16,7 @@ from dsokr.decoders import EmbeddedOutputs, Ranking, largest
 from dsokr.errors import InputError, require_k
 from dsokr.estimator import DSOKR
 from dsokr.outputs import Outputs, as_outputs, keys, take
-from dsokr.rounding import comparable
+from dsokr.rules import comparable
 
 Combine = Literal["mean rank", "mean score", "max score"]
 COMBINATIONS: tuple[Combine, ...] = get_args(Combine)

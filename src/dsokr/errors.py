@@ -1,13 +1,16 @@
-"""The package's own exceptions, and a check that many options need.
+"""The package's exceptions, and checks of options.
 
 Each exception is also the built-in one that a caller would expect to catch.
 """
 
-from numbers import Integral
+from collections.abc import Iterable
+from importlib import import_module
+from numbers import Integral, Real
+from typing import Any
 
 
 class DSOKRError(Exception):
-    """Base of every exception raised on purpose by this package."""
+    """Base of every exception that this package raises on purpose."""
 
 
 class InputError(DSOKRError, ValueError):
@@ -19,7 +22,7 @@ class KernelError(DSOKRError, ValueError):
 
 
 class UndefinedAt(KernelError):
-    """A kernel is undefined for the output at ``index`` of the outputs it was given: what failed, and why."""
+    """A kernel is undefined for the output at ``index``."""
 
     def __init__(self, index: int, what: str, why: str):
         super().__init__(f"{what} at index {index}: {why}.")
@@ -30,7 +33,7 @@ class UndefinedAt(KernelError):
 
 
 class ModelFolderError(DSOKRError, ValueError):
-    """A saved model is missing, damaged, or from a version this one cannot read."""
+    """A saved model or index is missing, damaged, or from a version that cannot be read."""
 
 
 class MissingExtraError(DSOKRError, ImportError):
@@ -41,21 +44,49 @@ class MissingExtraError(DSOKRError, ImportError):
 
 
 class TrainingError(DSOKRError, RuntimeError):
-    """Training diverged, or cannot be resumed from what is in its folder."""
+    """Training diverged, or its checkpoint cannot be resumed."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was stopped by the user; the message says how to go on. Not a :class:`DSOKRError`: nothing is wrong."""
+    """The user stopped the work; the message says how to resume. Not a :class:`DSOKRError`: nothing is wrong."""
 
 
-def require_k(k: object) -> int:
-    """How many of the best are asked for: a whole number of at least 1."""
+def import_extra(module: str, extra: str) -> Any:
+    """Import an optional dependency, or raise the sentence that says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(module.partition(".")[0], extra) from error
+
+
+def check_integers(owner: object, **least: int) -> None:
+    """Check that the named fields are integers, or tuples of integers, of at least the given size."""
+    for name, smallest in least.items():
+        value = getattr(owner, name)
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if not isinstance(item, Integral) or isinstance(item, bool) or item < smallest:
+                raise InputError(
+                    f"{type(owner).__name__}.{name} must be an integer of at least {smallest}. Got {value!r}."
+                )
+
+
+def check_number(owner: object, name: str, interval: str, is_inside: bool) -> None:
+    """Check that a field is a real number for which ``is_inside`` holds, such as ``"in (0, 1]"``."""
+    value = getattr(owner, name)
+    if not isinstance(value, Real) or not is_inside:
+        raise InputError(f"{type(owner).__name__}.{name} must be {interval}. Got {value!r}.")
+
+
+def check_choice(owner: object, name: str, allowed: Iterable[Any]) -> None:
+    """Check that a field has one of the allowed values."""
+    allowed = tuple(allowed)
+    if (value := getattr(owner, name)) not in allowed:
+        options = ", ".join(map(repr, allowed))
+        raise InputError(f"{type(owner).__name__}.{name} must be one of {options}. Got {value!r}.")
+
+
+def check_k(k: object) -> int:
+    """Check the number of answers asked for: an integer of at least 1."""
     if not isinstance(k, Integral) or k < 1:
-        raise InputError(f"k must be at least 1, a whole number. Got {k!r}.")
+        raise InputError(f"k must be an integer of at least 1. Got {k!r}.")
     return int(k)
-
-
-def require_integer(owner: object, name: str, value: object, least: int) -> None:
-    """Refuse options that are no whole number, or too small a one."""
-    if not isinstance(value, Integral) or value < least:
-        raise InputError(f"{type(owner).__name__}.{name} must be an integer of at least {least}. Got {value!r}.")

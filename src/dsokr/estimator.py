@@ -18,9 +18,9 @@ from torch import Generator, Tensor, nn
 
 from dsokr.basis import BLOCK, SketchedBasis, embedded_scores, sketch_basis
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
-from dsokr.devices import resolve_device, seeded
+from dsokr.compute import resolve_device, seeded
 from dsokr.errors import DSOKRError, InputError, ModelFolderError, require_k
-from dsokr.io import (
+from dsokr.saving import (
     NOT_WRITTEN,
     construct,
     describe,
@@ -32,10 +32,10 @@ from dsokr.io import (
 )
 from dsokr.kernels import Kernel
 from dsokr.losses import Loss, Squared, as_loss
-from dsokr.networks import NetworkFactory, Restores, Standardized, built, keep, outputs_of, prepared
+from dsokr.regressors.networks import NetworkFactory, Restores, Standardized, built, keep, outputs_of, prepared
 from dsokr.outputs import Outputs, as_outputs, blocks, count, positions, take
 from dsokr.sketches import SketchSpec
-from dsokr.training import History, Pairs, Training, standardized, train
+from dsokr.regressors.training import History, Pairs, Training, standardized, train
 
 EXAMPLES = {
     "kernel": "kernels.Gaussian(0.1)",

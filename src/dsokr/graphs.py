@@ -1,18 +1,72 @@
-"""Many graphs as one: flat arrays that compiled code runs over; and graphs from and to other forms."""
+"""Labelled graphs: one as plain data, many as flat arrays for compiled code, and conversions to other forms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import index
 from typing import Any
 
 import numpy as np
 
-from dsokr.compiled import compiled
-from dsokr.errors import InputError, MissingExtraError
-from dsokr.ragged import gather, starts_of
-from dsokr.types import Graph
+from dsokr.compute import compiled
+from dsokr.errors import InputError, import_extra
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An undirected graph with integer labels on nodes and edges: plain, hashable data.
+
+    ``labels[i]`` is the label of node i; an edge ``(i, j, label)`` has ``i < j``. Edges given the other way round are
+    turned and all are sorted, so that two graphs with the same numbering are equal however their edges were listed.
+
+    >>> Graph(labels=(6, 8), edges=((1, 0, 2),))
+    Graph(labels=(6, 8), edges=((0, 1, 2),))
+    """
+
+    labels: tuple[int, ...]
+    edges: tuple[tuple[int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            labels = tuple(map(index, self.labels))
+            ends = ((index(i), index(j), index(e)) for i, j, e in self.edges)
+            edges = tuple(sorted((i, j, e) if i < j else (j, i, e) for i, j, e in ends))
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                "A Graph has integer labels and edges (node, node, label), all integers. "
+                f"Got labels {self.labels!r} and edges {self.edges!r}."
+            ) from error
+        for position, (i, j, _) in enumerate(edges):
+            if i == j:
+                raise InputError(f"A Graph has no self-loops. Got an edge from node {i} to itself.")
+            if i < 0 or j >= len(labels):
+                raise InputError(f"Edge ({i}, {j}) points outside the graph, which has {len(labels)} nodes.")
+            if position and edges[position - 1][:2] == (i, j):
+                raise InputError(f"A Graph has no parallel edges. Got two edges between nodes {i} and {j}.")
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "edges", edges)
+
+
+def starts_of(lengths: np.ndarray) -> np.ndarray:  # (rows + 1,)
+    """Where rows of these lengths start.
+
+    >>> starts_of(np.array([2, 0, 3])).tolist()
+    [0, 2, 2, 5]
+    """
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def gather(starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of the chosen rows' entries, one row after the other, and where each row then starts.
+
+    >>> [a.tolist() for a in gather(np.array([0, 2, 2, 5]), np.array([2, 0]))]
+    [[2, 3, 4, 0, 1], [0, 3, 5]]
+    """
+    lengths = starts[chosen + 1] - starts[chosen]
+    new = starts_of(lengths)
+    return np.repeat(starts[chosen] - new[:-1], lengths) + np.arange(new[-1]), new
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,11 +247,7 @@ def to_networkx(graph: Graph) -> Any:
     >>> to_networkx(Graph((6, 8), ((0, 1, 2),))).edges(data=True)
     EdgeDataView([(0, 1, {'label': 2})])
     """
-    try:
-        import networkx
-    except ImportError as error:
-        raise MissingExtraError("networkx", "graphs") from error
-    made = networkx.Graph()
+    made = import_extra("networkx", "graphs").Graph()
     made.add_nodes_from((i, {"label": label}) for i, label in enumerate(graph.labels))
     made.add_edges_from((i, j, {"label": label}) for i, j, label in graph.edges)
     return made

@@ -1,16 +1,16 @@
-"""Collections of outputs, whatever they are: count them, take some, go through them in blocks.
+"""The door: collections of outputs as users give them, in one canonical form, and back again.
 
-Outputs come as the rows of a tensor, of an array or of a scipy-sparse matrix, as the graphs of a batch, or as the items
-of a list. Everything after this module treats them alike and gives them back in the form in which they came. Outputs
-with several views are tuples in a list, or a :class:`ViewBatch`.
+Canonical outputs are a float64 tensor (n, d), a float64 CSR matrix (n, d), a :class:`GraphBatch`, a :class:`ViewBatch`,
+or a list of objects (graphs, strings, tuples of views). Everything behind :func:`canonical` relies on that; a
+:class:`Form` remembers what was given, so that answers come back the same way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,13 +20,10 @@ from torch import Tensor
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
 
-Outputs = Any  # Tensor | np.ndarray | sparse matrix | Sequence[object]; a union would only add casts
+Outputs = Any  # one of the canonical forms; a union would only add casts
 
 NUMBERS = int | float | np.number | np.bool_
-UNCHANGING = {bool, int, float, str, bytes, type(None)}  # items of rows that need no copy
-KEY_BLOCK = 2**18  # numbers that are made keys at once
-SPARSE_BLOCK = 2048  # sparse rows that are made keys at once
-EXACT = 2.0**53  # below it every whole number is a float64
+KEY_BLOCK = 4096  # rows whose keys are computed at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,316 +34,259 @@ class ViewBatch:
 
     >>> batch = ViewBatch(np.eye(3), ["a", "b", "c"])
     >>> batch[1]
-    (array([0., 1., 0.]), 'b')
+    (tensor([0., 1., 0.], dtype=torch.float64), 'b')
     >>> len(batch[:2])
     2
     """
 
     views: tuple[Outputs, ...]
 
-    def __init__(self, *views: Outputs):
-        views = tuple(as_outputs(view, f"View {number}") for number, view in enumerate(views))
-        if not views:
-            raise InputError("ViewBatch takes the views of its outputs. Got none.")
-        if len({count(view) for view in views}) > 1:
-            raise InputError(f"Views must have as many outputs each. Got {', '.join(str(count(v)) for v in views)}.")
-        object.__setattr__(self, "views", views)
+    def __init__(self, *views: Any):
+        canonical_views = tuple(as_outputs(view, f"View {number}") for number, view in enumerate(views))
+        if len({count(view) for view in canonical_views}) != 1:
+            sizes = ", ".join(str(count(view)) for view in canonical_views) or "no views"
+            raise InputError(f"All views must have the same number of outputs. Got {sizes}.")
+        object.__setattr__(self, "views", canonical_views)
 
     def __len__(self) -> int:
         return count(self.views[0])
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int | np.integer):
-            return tuple(take(view, [index])[0] for view in self.views)
+            return tuple(view[index] for view in self.views)
         return ViewBatch(*(take(view, index) for view in self.views))
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return (self[i] for i in range(len(self)))
 
 
-def as_outputs(ys: Outputs, name: str = "Y") -> Outputs:
-    """Check a collection of outputs and make it indexable. Numbers must be finite."""
-    if isinstance(ys, ViewBatch):
-        return ys  # its views were checked when it was made
-    ys = _readable(ys)
-    if ndim(ys) == 0:
-        raise InputError(f"{name} must be a collection of outputs. Got a single number.")
-    if count(ys) == 0:
+@dataclass(frozen=True)
+class Form:
+    """How a collection of outputs was given. Plain data, saved with a model."""
+
+    kind: Literal["tensor", "array", "sparse", "rows", "list", "object array", "batch"]
+    dtype: str = ""  # of the numbers, or of the array of objects
+    shape: tuple[int, ...] = ()  # of one output
+    item: str = ""  # type of a row in a list of rows; "matrix" for a scipy.sparse matrix rather than array
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the outputs were given as floating-point numbers."""
+        return "float" in self.dtype
+
+    def restore(self, outputs: Outputs) -> Any:
+        """Return canonical outputs in this form."""
+        if self.kind == "tensor":
+            dtype: torch.dtype = getattr(torch, self.dtype)
+            return outputs.to(dtype).reshape(-1, *self.shape)
+        if self.kind == "array":
+            return outputs.cpu().numpy().astype(self.dtype).reshape(-1, *self.shape)
+        if self.kind == "sparse":
+            made = sp.csr_matrix if self.item == "matrix" else sp.csr_array
+            return made(outputs if sp.issparse(outputs) else outputs.cpu().numpy()).astype(self.dtype)
+        if self.kind == "object array":
+            made = np.empty(len(outputs), object)
+            made[:] = outputs
+            return made.astype(self.dtype if self.dtype == "object" else np.str_)
+        return self._restore_rows(outputs) if self.kind == "rows" else outputs
+
+    def _restore_rows(self, outputs: Tensor) -> list[Any]:
+        rows = list(outputs.cpu().numpy().astype(self.dtype).reshape(-1, *self.shape))
+        if self.item == "number":
+            return [row.item() for row in rows]
+        if self.item == "Tensor":
+            return [torch.from_numpy(row.copy()) for row in rows]
+        return [row.copy() for row in rows] if self.item == "ndarray" else [_nest(row, self.item) for row in rows]
+
+
+def _nest(row: np.ndarray, item: str) -> Any:
+    return tuple(row.tolist()) if item == "tuple" else row.tolist()
+
+
+def canonical(ys: Any, name: str = "Y") -> tuple[Outputs, Form]:
+    """Check a collection of outputs; return its canonical form, which shares no memory with it, and what was given."""
+    if isinstance(ys, ViewBatch | GraphBatch):
+        outputs, form = ys, Form("batch")
+    elif isinstance(ys, Tensor):
+        dtype = str(ys.dtype).removeprefix("torch.")
+        outputs, form = _flatten(ys.detach().to(torch.float64, copy=True), name), Form("tensor", dtype, tuple(ys.shape[1:]))
+    elif sp.issparse(ys):
+        outputs = sp.csr_array(ys, dtype=np.float64, copy=True)
+        outputs.sum_duplicates()
+        form = Form("sparse", str(ys.dtype), (ys.shape[1],), "matrix" if isinstance(ys, sp.spmatrix) else "")
+    else:
+        outputs, form = _from_sequence(ys, name)
+    if not count(outputs):
         raise InputError(f"{name} is empty: at least one output is needed.")
-    numbers = ys.data if sp.issparse(ys) else ys if isinstance(ys, Tensor) else _numbers(ys)
-    if isinstance(numbers, np.ndarray) and numbers.dtype.kind == "c":
-        raise InputError(f"Complex data not supported: {name} must be real.")
-    if numbers is not None and not _all_finite(numbers):
-        row = _first_not_finite(ys, numbers)
-        missing = isinstance(ys, list | tuple | np.ndarray) and None in np.ravel(np.asarray(ys[row], object)).tolist()
-        raise InputError(f"{name} must be finite. Got {'None' if missing else 'NaN or inf'} in row {row}.")
-    return ys
+    _check_finite(outputs, ys, name)
+    return outputs, form
 
 
-def _readable(ys: Outputs) -> Outputs:
-    """Outputs in one of the forms that the package knows, with numbers in a type and an order that torch knows."""
-    if isinstance(ys, Tensor):
-        return _detached(ys)
-    if sp.issparse(ys):
-        ys = ys.tocsr()
-        return ys if ys.dtype.isnative else ys.astype(ys.dtype.newbyteorder("="))
-    if isinstance(ys, list | tuple):
-        tensors = bool(ys) and isinstance(ys[0], Tensor)
-        return [_detached(y) if isinstance(y, Tensor) else y for y in ys] if tensors else ys
-    if isinstance(ys, GraphBatch):
-        return ys
-    # __array__ marks what numpy can read (a pandas Series, say); anything else is iterated
-    return forward(np.asarray(ys)) if hasattr(ys, "__array__") else list(ys)
+def as_outputs(ys: Any, name: str = "Y") -> Outputs:
+    """Return the canonical form of a collection of outputs."""
+    return canonical(ys, name)[0]
 
 
-def _detached(y: Tensor) -> Tensor:
-    return y.detach().float() if y.dtype == torch.bfloat16 else y.detach()  # numpy has no bfloat16
+def _from_sequence(ys: Any, name: str) -> tuple[Outputs, Form]:
+    is_array = hasattr(ys, "__array__")
+    if not is_array and not isinstance(ys, Iterable):
+        raise InputError(f"{name} must be a collection of outputs. Got {ys!r}.")
+    if is_array:
+        ys = np.asarray(ys)
+    items = ys if is_array else list(ys)
+    if is_array and ys.ndim == 0:
+        raise InputError(f"{name} must be a collection of outputs. Got a single number.")
+    numbers = _as_numbers(items, name)
+    if numbers is None:
+        dtype = "object" if is_array and ys.dtype == object else "str"
+        return list(items), Form("object array", dtype) if is_array else Form("list")
+    shape = numbers.shape[1:]
+    rows = _flatten(torch.from_numpy(numbers.astype(np.float64, order="C", copy=True)), name)
+    if is_array:
+        return rows, Form("array", str(numbers.dtype), shape)
+    item = "number" if isinstance(items[0], NUMBERS) else type(items[0]).__name__
+    return rows, Form("rows", str(numbers.dtype), shape, item)
 
 
-def forward(array: np.ndarray) -> np.ndarray:
-    """The array, or a copy if its numbers lie in memory in an order that torch cannot read."""
-    if not array.dtype.isnative:
-        return array.astype(array.dtype.newbyteorder("="), order="C")
-    return array.copy() if any(stride < 0 for stride in array.strides) else array
-
-
-def _all_finite(numbers: Tensor | np.ndarray) -> bool:
-    if isinstance(numbers, Tensor):
-        return bool(torch.isfinite(numbers).all())
-    return numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all())
-
-
-def _numbers(items: Sequence[Any] | np.ndarray) -> np.ndarray | None:
-    """The items as an array of numbers, or None if they are something else: strings, graphs, views, ragged rows."""
+def _as_numbers(items: Any, name: str) -> np.ndarray | None:
+    """Return the items as an array of numbers, or None if they are objects: strings, graphs, views, ragged rows."""
     if isinstance(items, np.ndarray) and items.dtype != object:
-        return items
-    if not isinstance(items[0], NUMBERS | np.ndarray | list | tuple | Tensor | None):
+        array = items
+    elif not len(items) or not _is_row(items[0]):
         return None
-    try:
-        array = np.asarray([item if isinstance(item, NUMBERS | None) else np.asarray(item) for item in items])
-    except (ValueError, TypeError):
-        return None  # rows of different lengths or kinds: for the kernel to take or to refuse
-    if array.dtype == object and all(isinstance(value, NUMBERS | None) for value in array.flat):
-        array = array.astype(np.float64)  # None becomes NaN
-    return array if array.dtype.kind in "fiubc" else None
+    else:
+        try:
+            array = np.asarray([np.asarray(item, np.float64) if _has_none(item) else np.asarray(item) for item in items])
+        except (ValueError, TypeError):
+            return None
+    if array.dtype.kind == "c":
+        raise InputError(f"Complex data not supported: {name} must be real.")
+    return array if array.dtype.kind in "fiub" else None
 
 
-def _first_not_finite(ys: Outputs, numbers: Tensor | np.ndarray) -> int:
-    wrong = ~torch.isfinite(numbers).cpu().numpy() if isinstance(numbers, Tensor) else ~np.isfinite(numbers)
-    first = np.argwhere(wrong)[0, 0]
-    return int(np.searchsorted(ys.indptr, first, side="right") - 1 if sp.issparse(ys) else first)
+def _is_row(item: Any) -> bool:
+    if isinstance(item, tuple):
+        return all(isinstance(value, NUMBERS | None) for value in item)  # else a tuple of views
+    return isinstance(item, NUMBERS | np.ndarray | list | Tensor | None)
 
 
-def ndim(ys: Outputs) -> int:
-    return int(getattr(ys, "ndim", 1))
+def _has_none(item: Any) -> bool:
+    return item is None or (isinstance(item, list | tuple) and None in item)
 
 
-def count(ys: Outputs) -> int:
+def _flatten(rows: Tensor, name: str) -> Tensor:
+    if rows.ndim == 0:
+        raise InputError(f"{name} must be a collection of outputs. Got a single number.")
+    return rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
+
+
+def _check_finite(outputs: Outputs, given: Any, name: str) -> None:
+    if sp.issparse(outputs):
+        bad = np.flatnonzero(~np.isfinite(outputs.data))
+        row = int(np.searchsorted(outputs.indptr, bad[0], side="right")) - 1 if len(bad) else -1
+    elif isinstance(outputs, Tensor):
+        wrong = (~torch.isfinite(outputs).all(dim=1)).nonzero()
+        row = int(wrong[0]) if len(wrong) else -1
+    else:
+        return
+    if row >= 0:
+        what = "None" if isinstance(given, list | tuple) and _has_none(given[row]) else "NaN or inf"
+        raise InputError(f"{name} must be finite. Got {what} in row {row}.")
+
+
+def count(ys: Any) -> int:
+    """Return the number of rows or items."""
     return int(ys.shape[0]) if hasattr(ys, "shape") else len(ys)
 
 
-def take(ys: Outputs, index: Any) -> Outputs:
-    """The outputs at the positions ``index`` (a slice, integers, or a mask), in the same form.
-
-    Integers and masks give copies, as in numpy: who changes what was taken does not change ``ys``.
-    """
+def take(ys: Any, index: Any) -> Any:
+    """Return the rows or items at ``index``, a slice, integers or a mask."""
     if isinstance(ys, Tensor):
-        return ys[index.to(ys.device) if isinstance(index, Tensor) else index]
+        return ys[torch.as_tensor(index, device=ys.device) if not isinstance(index, slice) else index]
     if isinstance(index, Tensor):
         index = index.cpu().numpy()
-    if isinstance(ys, np.ndarray | GraphBatch | ViewBatch) or sp.issparse(ys):
+    if not isinstance(ys, list | tuple) or isinstance(index, slice):
         return ys[index]
-    if isinstance(index, slice):
-        return ys[index]
-    index = np.asarray(index)
+    index = np.asarray(index, dtype=None if len(index) else np.int64)
     if index.dtype == bool:
         if len(index) != len(ys):
             raise InputError(f"A mask must have one value for each of the {len(ys)} outputs. Got {len(index)}.")
         index = np.flatnonzero(index)
-    return [_copied(ys[int(i)]) for i in index]
+    return [ys[int(i)] for i in index]
 
 
-def owned(ys: Outputs) -> Outputs:
-    """Outputs that nobody else can change: a copy, except of what cannot be changed."""
-    if isinstance(ys, Tensor):
-        return ys.detach().clone()
-    if isinstance(ys, np.ndarray) or sp.issparse(ys):
-        return ys.copy()
-    if isinstance(ys, ViewBatch):
-        return ViewBatch(*map(owned, ys.views))
-    return [_copied(y) for y in ys] if isinstance(ys, list | tuple) else ys
+def concatenate(a: Outputs, b: Outputs) -> Outputs:
+    """Return the outputs of two collections of one form, one after the other."""
+    if isinstance(a, Tensor):
+        return torch.cat([a, b.to(a)])
+    if sp.issparse(a):
+        return sp.vstack([a, b], format="csr")
+    if isinstance(a, ViewBatch):
+        return ViewBatch(*map(concatenate, a.views, b.views))
+    return GraphBatch.joined([a, b]) if isinstance(a, GraphBatch) else [*a, *b]
 
 
-def _copied(y: Any) -> Any:
-    """A copy of rows of numbers; anything else is what it is."""
-    if isinstance(y, np.ndarray):
-        return y.copy()
-    if isinstance(y, Tensor):
-        return y.detach().clone()
-    if not isinstance(y, list | tuple):
-        return y
-    if UNCHANGING.issuperset(map(type, y)):
-        return y.copy() if isinstance(y, list) else y
-    items = map(_copied, y)
-    if isinstance(y, list):
-        return list(items)
-    return type(y)(*items) if hasattr(y, "_fields") else tuple(items)
-
-
-def blocks(ys: Outputs, rows: int) -> Iterator[tuple[slice, Outputs]]:
-    """Consecutive pieces of at most ``rows`` outputs, with their positions."""
+def blocks(ys: Any, rows: int) -> Iterator[tuple[slice, Any]]:
+    """Yield consecutive pieces of at most ``rows`` outputs, with their positions."""
     for start in range(0, count(ys), rows):
         where = slice(start, min(start + rows, count(ys)))
         yield where, take(ys, where)
 
 
 def to_device(ys: Outputs, device: torch.device) -> Outputs:
-    """A copy of numbers on the device, as float64; sparse matrices and objects stay as they are."""
-    if isinstance(ys, np.ndarray) and np.issubdtype(ys.dtype, np.number):
-        return torch.from_numpy(np.array(ys, dtype=np.float64)).to(device)
+    """Move tensors to the device; sparse matrices and objects stay where they are."""
     if isinstance(ys, Tensor):
-        return ys.to(device=device, dtype=torch.float64, copy=True)
+        return ys.to(device)
     return ViewBatch(*(to_device(view, device) for view in ys.views)) if isinstance(ys, ViewBatch) else ys
 
 
-def in_form_of(ys: Outputs, rows: np.ndarray) -> Outputs:  # rows: (n, d)
-    """Rows of numbers as outputs of the same form and type as ``ys``."""
-    if isinstance(ys, Tensor):
-        return torch.from_numpy(rows).to(ys).reshape(len(rows), *ys.shape[1:])
-    if sp.issparse(ys):
-        return type(ys)(rows.astype(ys.dtype))
-    if isinstance(ys, np.ndarray):
-        return rows.astype(ys.dtype).reshape(len(rows), *ys.shape[1:])
-    return [_item_like(ys[0], row) for row in rows]
-
-
-def _item_like(item: Any, row: np.ndarray) -> Any:
-    if isinstance(item, list | tuple):
-        return type(item)(row.astype(np.asarray(item).dtype).tolist())
-    return in_form_of(item[None], row[None])[0] if hasattr(item, "ndim") else type(item)(row[0])
-
-
-def chosen(first: Tensor, a: Outputs, b: Outputs) -> Outputs:
-    """a_i where ``first`` says so, else b_i."""
-    n = count(a)
-    order = torch.arange(n) + n * ~first.cpu()
-    if isinstance(a, Tensor):
-        return take(torch.cat([a, b]), order)
-    if sp.issparse(a):
-        return take(sp.vstack([a, b], format="csr"), order)
-    if isinstance(a, ViewBatch):
-        return ViewBatch(*(chosen(first, *pair) for pair in zip(a.views, b.views, strict=True)))
-    return take(np.concatenate([a, b]) if isinstance(a, np.ndarray) else [*a, *b], order)
-
-
 def distinct(ys: Outputs) -> Tensor:
-    """Positions of the first occurrence of every distinct output, in order.
+    """Return the positions of the first occurrence of every distinct output, in order.
 
     >>> distinct(["b", "a", "b"]).tolist()
     [0, 1]
     """
-    first: dict[Any, int] = {}
-    for position, key in enumerate(keys(ys)):
-        first.setdefault(key, position)
-    return torch.tensor(list(first.values()), dtype=torch.long)
+    return torch.tensor(list(_first_positions(ys).values()), dtype=torch.long)
 
 
 def positions(ys: Outputs, among: Outputs) -> Tensor:
-    """Where the first equal of every output stands in another collection.
+    """Return the index of each output's first match in ``among``.
 
     >>> positions(["b", "a"], ["a", "b", "b"]).tolist()
     [1, 0]
     """
-    if sp.issparse(ys) != sp.issparse(among):
-        ys, among = _sparse(ys), _sparse(among)
-    first: dict[Any, int] = {}
-    for position, key in enumerate(keys(among)):
-        first.setdefault(key, position)
+    first = _first_positions(among)
     found = [first.get(key, -1) for key in keys(ys)]
     if -1 in found:
         raise InputError(f"The output at index {found.index(-1)} is not among the candidates.")
-    return torch.tensor(found)
+    return torch.tensor(found, dtype=torch.long)
 
 
-def _sparse(ys: Outputs) -> Outputs:
-    """Rows of numbers as a sparse matrix."""
-    numbers = _detached(ys).cpu().numpy() if isinstance(ys, Tensor) else None if sp.issparse(ys) else _numbers(ys)
-    return ys if numbers is None or numbers.ndim != 2 else sp.csr_array(forward(numbers))
+def _first_positions(ys: Outputs) -> dict[Any, int]:
+    first: dict[Any, int] = {}
+    for position, key in enumerate(keys(ys)):
+        first.setdefault(key, position)
+    return first
 
 
 def keys(ys: Outputs) -> Iterator[Any]:
-    """Something hashable for every output, equal for equal outputs: numbers are equal whatever their type.
-
-    >>> list(keys([[1, 0]])) == list(keys(np.array([[1.0, -0.0]])))
-    True
-    """
-    if sp.issparse(ys):
-        yield from _sparse_keys(ys)
-    elif isinstance(ys, ViewBatch):
+    """Yield something hashable for every canonical output, equal for equal outputs; sparse and dense rows agree."""
+    if isinstance(ys, ViewBatch):
         yield from zip(*map(keys, ys.views), strict=True)
-    elif isinstance(ys, Tensor):
-        yield from keys(_detached(ys).cpu().numpy())
-    elif isinstance(ys, np.ndarray) and ys.ndim > 1 and ys.dtype.kind in "biuf":
-        for _, block in blocks(ys, max(1, KEY_BLOCK // max(1, math.prod(ys.shape[1:])))):
-            rows = _number_keys(block.reshape(-1), np.arange(math.prod(block.shape[:-1]) + 1) * block.shape[-1])
-            yield from (_nested(rows, ys.shape[1:-1]) for _ in range(len(block)))
-    elif (numbers := _exact(ys)) is not None:
-        yield from keys(numbers)
+    elif sp.issparse(ys) or isinstance(ys, Tensor):
+        for _, block in blocks(ys, KEY_BLOCK):
+            rows = sp.csr_array(block if sp.issparse(block) else block.cpu().numpy(), copy=True)
+            rows.eliminate_zeros()
+            rows.sort_indices()
+            places, numbers, ends = rows.indices.astype(np.int64), rows.data, rows.indptr.tolist()
+            for start, stop in zip(ends[:-1], ends[1:], strict=True):
+                yield places[start:stop].tobytes(), numbers[start:stop].tobytes()
     else:
-        yield from map(_key, ys)
+        yield from (_object_key(y) for y in ys)
 
 
-def _exact(ys: Outputs) -> np.ndarray | None:
-    """Items that are rows of numbers as an array, unless one of them may not be the same number there."""
-    numbers = _numbers(ys) if isinstance(ys, list | tuple) and ys else None
-    if numbers is None or numbers.ndim == 1 or numbers.dtype.kind == "c":
-        return None
-    return numbers if (np.abs(numbers.astype(np.float64)) < EXACT).all() else None
-
-
-def _sparse_keys(ys: Any) -> Iterator[Any]:
-    for _, block in blocks(ys.tocsr(), SPARSE_BLOCK):
-        block = block.copy()  # a slice may share its memory
-        block.sum_duplicates()
-        block.eliminate_zeros()
-        places = block.indices.astype(np.int64)
-        bounds = zip(block.indptr[:-1], block.indptr[1:], strict=True)
-        for (start, stop), numbers in zip(bounds, _number_keys(block.data, block.indptr), strict=True):
-            yield places[start:stop].tobytes(), numbers
-
-
-def _number_keys(numbers: np.ndarray, bounds: np.ndarray) -> Iterator[Any]:
-    """A key for every run of numbers: a byte each if all are small whole numbers, eight if all are exact as float64."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        small, wide = numbers.astype(np.int8), numbers.astype(np.float64) + 0  # adding 0 turns -0.0 into 0.0
-    not_small, not_exact = (
-        np.concatenate([[0], np.cumsum(wrong)])[bounds].tolist()
-        for wrong in (small != numbers, ~((np.abs(wide) < EXACT) & (wide == numbers)))
-    )
-    for i, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-        if not_small[i] == not_small[i + 1]:
-            yield 1, small[start:stop].tobytes()
-        elif not_exact[i] == not_exact[i + 1]:
-            yield 8, wide[start:stop].tobytes()
-        else:
-            yield tuple(numbers[start:stop].tolist())
-
-
-def _nested(rows: Iterator[Any], shape: tuple[int, ...]) -> Any:
-    """The key of an array of this many rows, from theirs."""
-    return tuple(_nested(rows, shape[1:]) for _ in range(shape[0])) if shape else next(rows)
-
-
-def _key(y: Any) -> Any:
-    if isinstance(y, Tensor):
-        y = _detached(y).cpu().numpy()
-    if isinstance(y, np.ndarray) and y.ndim == 0:
-        return y.item()
-    if isinstance(y, np.ndarray) and y.dtype.kind in "biuf":
-        return next(keys(y[None]))
-    if not isinstance(y, list | tuple | np.ndarray):
-        return y
-    items = tuple(map(_key, y))
-    if all(isinstance(item, NUMBERS) for item in items) and all(abs(item) < EXACT for item in items):
-        return next(keys(np.array(items, dtype=np.float64)[None]))
-    return items
+def _object_key(y: Any) -> Any:
+    """Return the object itself, or the values of the arrays and lists in it."""
+    if isinstance(y, np.ndarray | Tensor):
+        return tuple(y.reshape(-1).tolist())
+    return tuple(map(_object_key, y)) if isinstance(y, list | tuple) else y

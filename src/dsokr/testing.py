@@ -9,7 +9,7 @@ from dsokr.errors import KernelError
 from dsokr.graphs import permuted
 from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, as_outputs, count, take
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 
 def check_kernel(kernel: Kernel, ys: Outputs, tolerance: float = 1e-8) -> None:

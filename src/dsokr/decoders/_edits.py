@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsokr.compiled import compiled
+from dsokr.compute import compiled
 
 BONDS = 6  # that one edit sets at most
 WIDTH = 1 + 3 * BONDS + 1 + 2 * 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dsokr.basis import SketchedBasis
-from dsokr.compiled import compiled
+from dsokr.compute import compiled
 from dsokr.decoders.moves import Neighbors
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import (

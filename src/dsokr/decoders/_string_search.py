@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsokr.compiled import compiled
+from dsokr.compute import compiled
 from dsokr.kernels.hashing import mix, pair
 
 EQUAL = 1e-9  # up to which scores, which are made of counts, are equal

@@ -1,4 +1,4 @@
-"""Decoding: from coefficients in a basis back to outputs."""
+"""Decoding: from coordinates in a basis back to outputs."""
 
 from __future__ import annotations
 
@@ -8,66 +8,84 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dsokr.basis import Rule, SketchedBasis, embedded_scores
+from dsokr.basis import SketchedBasis
 from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.decoders.scan import Ranking
 from dsokr.errors import InputError
-from dsokr.kernels import Kernel
-from dsokr.outputs import Outputs, chosen, distinct, take
-from dsokr.rounding import single
-
-PAIR_BLOCK = 64  # side of the square blocks of scores whose diagonal is used
+from dsokr.kernels import Kernel, Normalized, NormalizedFeatures, Product, Scaled, Sum
+from dsokr.outputs import Form, Outputs, concatenate, distinct, take
+from dsokr.rules import Rule, compare, score_pairs
 
 
 class Decoded(NamedTuple):
-    """One output per row of coefficients, and the score it achieved (better when larger)."""
+    """One output per row of coordinates, in the form in which the user gave outputs, and its score."""
 
-    outputs: Outputs
-    scores: Tensor  # (n,)
+    outputs: Any
+    scores: Tensor  # (n,), larger is better
 
 
 class Decoder(ABC):
-    """Solves the pre-image problem: the output whose features are nearest to Σ_j z_j ẽ_j. Frozen; nothing is fitted."""
+    """Solves the pre-image problem: the output whose features are nearest to Σ_j z_j ẽ_j. Frozen; nothing is fitted.
+
+    A new decoder defines ``solve``, and ``check`` if it does not work with every kernel.
+    """
 
     @abstractmethod
-    def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        """Outputs for the coefficients z (n, p). ``known`` holds the candidates, or where a search may start."""
+    def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
+        """Find outputs, in canonical form, for the coordinates z (n, p), n ≥ 1, and their scores (n,)."""
 
-    def checked(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs) -> Tensor:  # (n, p)
-        """The coefficients, if basis, coefficients and candidates can be decoded; else a sentence on why not."""
-        self.check(basis.kernel)
-        if not isinstance(known, EmbeddedOutputs):
-            raise InputError(f"known must be EmbeddedOutputs(basis, outputs). Got {type(known).__name__}.")
-        return basis.checked(z)
+    def check(self, kernel: Kernel) -> None:  # noqa: B027 # most decoders take every kernel
+        """Raise an ``InputError`` if the decoder cannot work with a basis of this kernel."""
 
-    def check(self, kernel: Kernel) -> None:  # noqa: B027 # most decoders of a list have nothing to refuse
-        """Say in an ``InputError`` if coordinates in a basis of this kernel are not for this decoder."""
+    def check_outputs(self, outputs: Outputs, form: Form) -> None:  # noqa: B027 # likewise
+        """Raise an ``InputError`` if the decoder cannot work with such outputs; called before anything is trained."""
 
     def scoring_rule(self) -> Rule:
-        """How this decoder scores outputs, see :func:`dsokr.basis.embedded_scores`."""
+        """The rule by which this decoder compares outputs, see :mod:`dsokr.rules`."""
         return "kernel"
 
     def alternatives(self) -> tuple[Decoder, ...]:
-        """The decoders between which validation decides when this one leaves something open; else itself."""
+        """The decoders between which validation decides, if this one leaves something open."""
         return (self,)
 
-    def known(self, training_outputs: Outputs) -> Outputs:
-        """The outputs to embed once and keep: the distinct ones seen in training, unless the decoder brings its own."""
+    def candidates(self, training_outputs: Outputs) -> Outputs:
+        """The outputs to embed and keep: the distinct training outputs, unless the decoder brings its own."""
         return take(training_outputs, distinct(training_outputs))
 
+    def decode(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs) -> Decoded:
+        """Outputs for the coordinates z (n, p). ``known`` holds the candidates, or where a search starts."""
+        self.check(basis.kernel)
+        if not isinstance(known, EmbeddedOutputs):
+            raise InputError(f"known must be EmbeddedOutputs(basis, outputs). Got {type(known).__name__}.")
+        self.check_outputs(known.outputs, known.form)
+        z = basis.check_coordinates(z)
+        if not len(z):
+            return Decoded(known.form.restore(take(known.outputs, slice(0))), z.new_empty(0))
+        outputs, scores = self.solve(basis, z, known)
+        return Decoded(known.form.restore(outputs), scores)
 
-def best_of(
-    basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, nearest: Ranking, rule: Rule, found: Outputs
-) -> Decoded:
-    """For every row of z what was found for it, or the nearest of the known outputs if that scores as well."""
-    before, scores = nearest.scores[:, 0], _paired_scores(basis, z, found, rule)
-    after, at_first = single(torch.stack([scores, before], dim=1)).unbind(dim=1)
-    better = after > at_first  # equal in single precision is equal, as in known.top
-    outputs = chosen(better, found, take(known.outputs, nearest.indices[:, 0]))
-    return Decoded(outputs, torch.where(better, scores, before))
+
+def keep_better(
+    basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, nearest: Ranking, found: Outputs, rule: Rule
+) -> tuple[Outputs, Tensor]:
+    """Return, for every row of z, what a search found, or the nearest known output if that scores as well."""
+    before, after = nearest.scores[:, 0], score_pairs(z, basis.embed(found), basis.diag(found), rule)
+    keys = compare(torch.stack([after, before], dim=1))
+    better = keys[:, 0] > keys[:, 1]
+    n = len(z)
+    both = concatenate(found, take(known.outputs, nearest.indices[:, 0]))
+    return take(both, torch.arange(n) + n * ~better.cpu()), torch.where(better, after, before)
 
 
-def _paired_scores(basis: SketchedBasis, z: Tensor, ys: Outputs, rule: Rule) -> Tensor:  # (n,)
-    embedding, diag = basis.embed(ys), basis.diag(ys)
-    parts = torch.arange(len(z), device=z.device).split(PAIR_BLOCK)
-    return torch.cat([embedded_scores(z[at], embedding[at], diag[at], rule).diagonal() for at in parts])
+def combine_anchors(basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, p) -> (n, r)
+    """c = (Ω R)ᵀ z, so that the predicted function is h = Σ_j c_j k(·, a_j) over the anchors a_j."""
+    return z @ basis.projection if basis.weights is None else z @ basis.projection @ basis.weights
+
+
+def is_built_from(kernel: Kernel, *kinds: type[Kernel]) -> bool:
+    """Whether a kernel is one of these kinds, or made of them by sums, products, scaling and normalisation."""
+    if isinstance(kernel, Sum | Product):
+        return all(is_built_from(part, *kinds) for part in kernel.kernels)
+    if isinstance(kernel, Scaled | Normalized | NormalizedFeatures):
+        return is_built_from(kernel.kernel, *kinds)
+    return isinstance(kernel, kinds)

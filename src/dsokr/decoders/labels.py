@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dsokr.basis import SketchedBasis
-from dsokr.compiled import compiled, in_shares
+from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoded, Decoder, best_of
 from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.errors import InputError, UndefinedAt, require_integer
@@ -173,7 +173,7 @@ def _searched(problem: Problem, coefficients: Floats, starts: Bits) -> Bits:  # 
     def work(start: int, stop: int) -> None:
         _search(problem, coefficients[start:stop], starts[start:stop], found[start:stop])
 
-    in_shares(work, len(found), SHARE)
+    run_in_threads(work, len(found), SHARE)
     return found
 
 

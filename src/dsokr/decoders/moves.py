@@ -42,7 +42,7 @@ class Molecules:
     alternating bonds of a six-membered ring. Only the atoms it touches are held to their valence: charged atoms of the
     graph that a search starts from may stay as they are.
 
-    >>> from dsokr.types import Graph
+    >>> from dsokr.graphs import Graph
     >>> ethene = GraphBatch.of([Graph((6, 6), ((0, 1, 2),))])
     >>> found = Molecules(valences=((6, 4), (8, 2)), max_atoms=2).neighbors(ethene)
     >>> [(graph.labels, graph.edges[0][2]) for graph in found.graphs if graph.edges]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dsokr import kernels
 from dsokr.basis import SketchedBasis
-from dsokr.compiled import compiled, in_shares
+from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoded, Decoder, best_of
 from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.errors import InputError
@@ -203,7 +203,7 @@ class Kemeny(RankingDecoder):
                 sizes = np.bincount(group[row])
                 _rank(before[row], by_wins[row], by_start[row], sizes, self.exact_up_to, positions[row])
 
-        in_shares(work, len(before), SHARE)
+        run_in_threads(work, len(before), SHARE)
         return positions
 
 

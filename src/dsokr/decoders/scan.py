@@ -1,11 +1,4 @@
-"""The best of many candidates, exactly: all are scored, block by block, and only the few that may be best are sorted.
-
-All decoding rules have one form, score(z, y) = factor(y) · ⟨z, ψ̃(y)⟩ + offset(y), up to a constant in y:
-
-    "kernel"     2⟨z, ψ̃⟩ − k(y, y)                 factor 2,        offset −k(y, y)
-    "projected"  2⟨z, ψ̃⟩ − ‖ψ̃‖² (and − ‖z‖²)       factor 2,        offset −‖ψ̃‖²
-    "cosine"     ⟨z, ψ̃⟩ / ‖ψ̃‖                      factor 1 / ‖ψ̃‖, offset 0
-"""
+"""The best of many candidates, exactly: all are scored, block by block, and only the few that may be best are sorted."""
 
 from __future__ import annotations
 
@@ -14,13 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from dsokr.basis import Rule, check_rule
 from dsokr.errors import InputError
-from dsokr.rounding import LARGE, Common, beyond, comparable, rounded, sampled
+from dsokr.rules import Rule, Ties, affine, check_rule, constant, largest
 
-QUERIES = 1024  # rows of coefficients scored at once against a block of candidates
+QUERIES = 1024  # rows of coordinates scored at once against a block of candidates
 PAIRS = 512  # pairs scored at once in double precision: few enough for a cache
+SAMPLE = 255  # candidates of the first block that show the offset of a row's scores
 
 
 class Ranking(NamedTuple):
@@ -30,192 +24,128 @@ class Ranking(NamedTuple):
     scores: Tensor  # (n, k)
 
 
-def affine(rule: Rule, diag: np.ndarray, norm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (n,), (n,)
-    """factor(y) and offset(y) of the rule."""
-    if rule == "cosine":
-        return 1 / np.where(np.square(norm) <= np.finfo(norm.dtype).tiny, 1.0, norm), np.zeros_like(norm)
-    return np.full_like(norm, 2.0), -diag if rule == "kernel" else -np.square(norm)
-
-
-def constant(rule: Rule, z: Tensor) -> Tensor:  # (q,)
-    """What all scores of a row have in common: only the projected rule has it, and it is added last."""
-    return -torch.linalg.vecdot(z, z) * (rule == "projected")
-
-
 class Scan:
-    """For every row of z (float64) the k best of the candidates that were added; of equal ones the first.
+    """For every row of z (float64) the k best of the candidates added so far; of tied ones the first.
 
-    Scores that agree in single precision are equal: the last bits of a sum depend on the order of its terms, and two
-    copies of one output would differ. On the CPU candidates are scanned in single precision; whichever comes within its
-    rounding error of the best k is scored in double. A GPU is good at double precision: there all are scored in it, and
-    sorted. Memory O(q · k) and a block.
+    On a CPU candidates are scored in single precision, and those within its rounding error of the best k once more in
+    double precision. On a GPU all are scored in double precision and sorted. Memory O(n · k) and a block.
     """
 
     def __init__(self, z: Tensor, k: int, rule: Rule):
         check_rule(rule)
-        self.z, self.rule = z, rule
+        self.z, self.k, self.rule, self.seen = z, k, rule, 0
         part = _Rows if z.device.type == "cpu" else _SortedRows
-        self.parts = [part(rows, k, rule) for rows in z.split(QUERIES) if len(rows)]
-        self.seen, self.k = 0, k
+        self.parts = [part(rows, k) for rows in z.split(QUERIES) if len(rows)]
 
-    def add(self, rows: Tensor, diag: np.ndarray, norm: np.ndarray) -> None:
-        """The next candidates: ψ̃(y) of any precision, k(y, y) and ‖ψ̃(y)‖."""
-        factor, offset = affine(self.rule, diag, norm)
-        sizes = _Sizes(*(float(part.max()) for part in (norm, factor, factor * norm, np.abs(offset))))
-        scale, shift = (torch.from_numpy(part).to(rows.device) for part in (factor, offset))
-        block = _Block(self.seen, rows, rows.float(), scale, shift, sizes)
+    def add(self, psi: Tensor, diag: Tensor, squared: Tensor | None = None) -> None:
+        """Add candidates: ψ̃(y) (c, p) of any precision, k(y, y) (c,) and, if already computed, ‖ψ̃(y)‖²."""
+        squared = torch.linalg.vecdot(psi.double(), psi.double()) if squared is None else squared
+        factor, offset = affine(self.rule, diag, squared)
+        scaled = float((factor * squared.sqrt()).max())
+        block = _Block(self.seen, psi, psi.float(), factor, offset, scaled, float(offset.abs().max()))
         for part in self.parts:
             part.add(block)
-        self.seen += len(rows)
+        self.seen += len(psi)
 
     def ranking(self) -> Ranking:
         """The best so far: k of them, or all if fewer were added."""
         if not self.parts:
             empty = self.z.new_empty(0, min(self.k, self.seen))
             return Ranking(empty.long(), empty)
-        found = Ranking(*(torch.cat(found) for found in zip(*(part.ranking() for part in self.parts), strict=True)))
-        finite = torch.isfinite(found.scores).all(dim=1)
+        indices = torch.cat([part.indices for part in self.parts])
+        scores = torch.cat([part.scores for part in self.parts]) + constant(self.rule, self.z)[:, None]
+        finite = torch.isfinite(scores).all(dim=1)
         if not finite.all():
             at = int((~finite).nonzero()[0])
-            raise InputError(f"The scores of candidates are not finite in row {at}. Bring outputs to a smaller scale.")
-        return found
-
-
-class _Sizes(NamedTuple):
-    """The largest of a block, to know how wrong single precision may be."""
-
-    norm: float  # ‖ψ̃(y)‖
-    factor: float
-    scaled: float  # factor · ‖ψ̃(y)‖
-    offset: float
+            raise InputError(f"The scores of candidates are not finite in row {at}. Rescale the outputs.")
+        return Ranking(indices, scores)
 
 
 class _Block(NamedTuple):
     """Candidates from ``start`` on."""
 
     start: int
-    rows: Tensor
+    psi: Tensor
     single: Tensor
     factor: Tensor
     offset: Tensor
-    sizes: _Sizes
+    largest_scaled: float  # largest factor · ‖ψ̃(y)‖
+    largest_offset: float
 
-
-class _Rows:
-    """A scan for a few rows of coefficients."""
-
-    def __init__(self, z: Tensor, k: int, rule: Rule):
-        self.z, self.single, self.k, self.rule = z, z.float(), k, rule
-        self.lengths = torch.linalg.vector_norm(z, dim=1)
-        self.best = _Best(len(z))
-
-    def add(self, block: _Block) -> None:
-        start, rows, single, factor, offset, sizes = block
-        self.best.widen(min(self.k, start + len(rows)))
-        length = float(self.lengths.max())
-        if max(length, length * sizes.norm, length * sizes.scaled, *sizes) < LARGE:
-            scores = (self.single @ single.T).mul_(factor.float()).add_(offset.float())
-        else:  # too large for single precision
-            scores = (self.z @ rows.double().T).mul_(factor).add_(offset)
-        if start == 0:
-            some = sampled(len(rows))
-            self.best.common = Common.of((self.z @ rows[some].double().T).mul_(factor[some]).add_(offset[some]))
-        error = self._rounding(sizes)
-        if start < self.k:  # not yet full: what is not among the best k of its block is not among the best k
-            floor = scores.topk(min(self.k, len(rows)), dim=1).values[:, -1].double() - 2 * error
-        else:
-            floor = self.best.scores[:, -1] - error
-        floor = floor.to(scores).nextafter(torch.tensor(-torch.inf, dtype=scores.dtype))
-        above = (scores.amax(dim=1) >= floor).nonzero()[:, 0]
-        if not len(above):
-            return
-        query, candidate = (scores[above] >= floor[above, None]).nonzero(as_tuple=True)
-        query = above[query]
-        exact = paired(self.z, rows, query, candidate).mul_(factor[candidate]).add_(offset[candidate])
-        self.best.merge(query, candidate + start, exact)
-
-    def _rounding(self, sizes: _Sizes) -> Tensor:  # (q,)
-        """A bound on the error of single-precision scores: p products, their sum, the factor and the offset.
-
-        Numbers below ``tiny`` may come out as zero.
-        """
-        unit, tiny, p = torch.finfo(torch.float32).eps, torch.finfo(torch.float32).tiny, self.z.shape[1]
-        error = unit * ((p + 8) * self.lengths * sizes.scaled + 4 * sizes.offset)
-        return error + tiny * (1 + p * (sizes.scaled + self.lengths * sizes.factor))
-
-    def ranking(self) -> Ranking:
-        return Ranking(self.best.indices, self.best.scores + constant(self.rule, self.z)[:, None])
+    def scores(self, z: Tensor, at: slice = slice(None)) -> Tensor:  # (n, c)
+        return (z @ self.psi[at].double().T).mul_(self.factor[at]).add_(self.offset[at])
 
 
 class _SortedRows:
-    """All in double precision, with a small sort for every block."""
+    """A scan in double precision, with a small sort for every block."""
 
-    def __init__(self, z: Tensor, k: int, rule: Rule):
-        self.z, self.k, self.rule = z, k, rule
+    def __init__(self, z: Tensor, k: int):
+        self.z, self.k = z, k
         self.scores = z.new_empty(len(z), 0)
-        self.indices, self.common = self.scores.long(), Common(z.new_zeros(len(z), 1), z.new_zeros(len(z), 1))
+        self.indices, self.ties = self.scores.long(), Ties(z.new_zeros(len(z), 1), z.new_zeros(len(z), 1))
 
     def add(self, block: _Block) -> None:
-        scores = (self.z @ block.rows.double().T).mul_(block.factor).add_(block.offset)
-        scores.masked_fill_(scores.isnan(), -torch.inf)
+        scores = block.scores(self.z).nan_to_num_(-torch.inf, torch.inf, -torch.inf)
         if block.start == 0:
-            self.common = Common.of(scores)
-        found, columns = largest(scores, min(self.k, scores.shape[1]), self.common)
-        merged = torch.cat([self.scores, found], dim=1)
-        places = torch.cat([self.indices, columns + block.start], dim=1)
-        order = comparable(merged, self.common).sort(dim=1, descending=True, stable=True).indices[:, : self.k]
+            self.ties = Ties.of(scores)
+        found, columns = largest(scores, min(self.k, scores.shape[1]), self.ties)
+        merged, places = torch.cat([self.scores, found], 1), torch.cat([self.indices, columns + block.start], 1)
+        order = self.ties.compare(merged).sort(dim=1, descending=True, stable=True).indices[:, : self.k]
         self.scores, self.indices = merged.gather(1, order), places.gather(1, order)
 
-    def ranking(self) -> Ranking:
-        return Ranking(self.indices, self.scores + constant(self.rule, self.z)[:, None])
 
+class _Rows:
+    """A scan in single precision, which finds the few candidates to score in double precision."""
 
-def largest(scores: Tensor, k: int, common: Common | None = None) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
-    """The k largest of every row, with their columns; of equal ones the first.
+    def __init__(self, z: Tensor, k: int):
+        self.z, self.single, self.k = z, z.float(), k
+        self.lengths = torch.linalg.vector_norm(z, dim=1)
+        self.indices = torch.empty(len(z), 0, dtype=torch.long)
+        self.scores = torch.empty(len(z), 0, dtype=torch.float64)
+        self.ties = Ties(*torch.zeros(2, len(z), 1, dtype=torch.float64))
 
-    Scores that agree in single precision are equal: the last bits of a sum depend on where in a block it stands, so
-    that without this even two copies of one output would differ. ``topk`` itself would take any of several equal ones.
-    What all scores of a row have in ``common`` does not count (see :func:`dsokr.rounding.beyond`).
-    """
-    keys = comparable(scores, common)
-    least = keys.topk(k, dim=1).values[:, -1:]
-    above, equal = keys > least, keys == least
-    chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
-    columns = chosen.nonzero()[:, 1].reshape(len(scores), k)
-    order = keys.gather(1, columns).sort(dim=1, descending=True, stable=True).indices
-    columns = columns.gather(1, order)
-    return scores.gather(1, columns), columns
+    def add(self, block: _Block) -> None:
+        count = len(block.psi)
+        if block.start == 0:
+            self.ties = Ties.of(block.scores(self.z, slice(None, None, max(1, count // SAMPLE))))
+        self._widen(min(self.k, block.start + count))
+        scores = (self.single @ block.single.T).mul_(block.factor.float()).add_(block.offset.float())
+        # rounding errors of single precision: p products and their sum, then the factor and the offset
+        unit, p = torch.finfo(torch.float32).eps, self.z.shape[1]
+        error = unit * ((p + 8) * self.lengths * block.largest_scaled + 4 * block.largest_offset)
+        if block.start < self.k:  # not yet full: who is not among the best k of its block is not among the best k
+            floor = scores.topk(min(self.k, count), dim=1).values[:, -1].double() - 2 * error
+        else:
+            floor = self.scores[:, -1] - error
+        floor = floor.float().nextafter(torch.tensor(-torch.inf))
+        above = (scores.amax(dim=1) >= floor).nonzero()[:, 0]
+        if len(above):
+            query, candidate = (scores[above] >= floor[above, None]).nonzero(as_tuple=True)
+            query = above[query]
+            exact = _score_in_double(self.z, block, query, candidate)
+            self._merge(query, candidate + block.start, exact)
 
-
-def paired(z: Tensor, rows: Tensor, query: Tensor, candidate: Tensor) -> Tensor:  # (h,)
-    """⟨z_q, ψ̃_c⟩ in double precision, pair by pair."""
-    parts = zip(query.split(PAIRS), candidate.split(PAIRS), strict=True)
-    return torch.cat([torch.einsum("hp,hp->h", z[q], rows[c].double()) for q, c in parts])
-
-
-class _Best:
-    """The best k so far of every query, best first; of those equal in single precision the first."""
-
-    def __init__(self, queries: int):
-        self.indices = torch.empty(queries, 0, dtype=torch.long)
-        self.scores = torch.empty(queries, 0, dtype=torch.float64)
-        self.common = Common(*torch.zeros(2, queries, 1, dtype=torch.float64))
-
-    def widen(self, k: int) -> None:
-        """Make room for k, which may be more than there will ever be candidates: only when they have come."""
+    def _widen(self, k: int) -> None:
+        """Make room for k; only when that many candidates have come."""
         more = k - self.scores.shape[1]
-        if more > 0:
-            self.indices = torch.nn.functional.pad(self.indices, (0, more), value=-1)
-            self.scores = torch.nn.functional.pad(self.scores, (0, more), value=-torch.inf)
+        self.indices = F.pad(self.indices, (0, more), value=-1)
+        self.scores = F.pad(self.scores, (0, more), value=-torch.inf)
 
-    def merge(self, query: Tensor, index: Tensor, score: Tensor) -> None:
+    def _merge(self, query: Tensor, index: Tensor, score: Tensor) -> None:
         touched, place = query.unique(return_inverse=True)
         k = self.scores.shape[1]
-        owner = torch.cat([torch.arange(len(touched)).repeat_interleave(k), place]).numpy()
+        owner = torch.cat([torch.arange(len(touched)).repeat_interleave(k), place])
         index = torch.cat([self.indices[touched].reshape(-1), index])
         score = torch.cat([self.scores[touched].reshape(-1), score])
-        above = beyond(score[:, None], self.common.of_rows(touched[owner]))[:, 0]
-        order = np.lexsort((index.numpy(), -rounded(above.numpy()), owner))
-        starts = np.searchsorted(owner[order], np.arange(len(touched)))
-        keep = torch.from_numpy(order[starts[:, None] + np.arange(k)])
-        self.indices[touched], self.scores[touched] = index[keep], score[keep]
+        rows = touched[owner]
+        keys = Ties(self.ties.offset[rows], self.ties.unit[rows]).compare(score[:, None])[:, 0]
+        order = np.lexsort((index.numpy(), -keys.numpy(), owner.numpy()))
+        starts = np.searchsorted(owner.numpy()[order], np.arange(len(touched)))
+        best = torch.from_numpy(order[starts[:, None] + np.arange(k)])
+        self.indices[touched], self.scores[touched] = index[best], score[best]
+
+
+def _score_in_double(z: Tensor, block: _Block, query: Tensor, candidate: Tensor) -> Tensor:  # (h,)
+    parts = zip(query.split(PAIRS), candidate.split(PAIRS), strict=True)
+    products = [torch.einsum("hp,hp->h", z[q], block.psi[c].double()) for q, c in parts]
+    return torch.cat(products).mul_(block.factor[candidate]).add_(block.offset[candidate])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsokr import kernels
 from dsokr.basis import Rule, SketchedBasis, check_rule, embedded_scores
-from dsokr.compiled import in_shares
+from dsokr.compute import run_in_threads
 from dsokr.decoders._string_search import Grams, Pool, search, slots_of
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.embedded import EmbeddedOutputs
@@ -20,8 +20,8 @@ from dsokr.errors import InputError, require_integer
 from dsokr.kernels import Kernel
 from dsokr.kernels.strings import encoded
 from dsokr.outputs import Outputs, take
-from dsokr.ragged import starts_of
-from dsokr.rounding import single
+from dsokr.graphs import starts_of
+from dsokr.rules import single
 
 MARGIN = 2  # letters by which an answer may be longer than all known strings
 ROWS = 256  # rows of coefficients whose n-grams are weighed at once
@@ -130,7 +130,7 @@ class NGram(Decoder):
         def work(start: int, stop: int) -> None:
             search(start, stop, weights, space.grams, space.seeds, prior, self.beam, *starts, nearest.shape[1], found)
 
-        in_shares(work, len(z), SHARE)
+        run_in_threads(work, len(z), SHARE)
         if self.rule != "kernel":
             return self._by_rule(basis, z, known, space.spelled(found), prior)
         scores = found.scores[:, 0] - prior[found.sizes[:, 0]]

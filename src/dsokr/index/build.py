@@ -25,7 +25,7 @@ from dsokr.index.neighbors import (
     import_faiss,
     part_file,
 )
-from dsokr.locks import LOCK, sole_writer
+from dsokr.files import LOCK, sole_writer
 
 RECALL_AT, RECALL_QUERIES = 10, 256
 ALL_KINDS = ("exact", *KINDS)

@@ -28,7 +28,7 @@ from dsokr.decoders.scan import affine, constant
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.index.exact import products
 from dsokr.index.files import Arrays
-from dsokr.rounding import comparable
+from dsokr.rules import comparable
 
 KINDS = ("flat", "hnsw", "ivfpq")
 STEPS = (

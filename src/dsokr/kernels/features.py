@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsokr.compiled import compiled
+from dsokr.compute import compiled
 from dsokr.errors import InputError, UndefinedAt
 from dsokr.kernels.base import Evaluate, Kernel, Scaled, Sum, terms
 from dsokr.kernels.hashing import paired

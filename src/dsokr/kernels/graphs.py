@@ -7,21 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsokr.compiled import compiled
-from dsokr.errors import require_integer
-from dsokr.graphs import GraphBatch
+from dsokr.compute import compiled
+from dsokr.errors import check_integers
+from dsokr.graphs import GraphBatch, starts_of
 from dsokr.kernels.features import FeatureKernel, Features, require_features
 from dsokr.kernels.hashing import mix, pair
 from dsokr.kernels.paths import close_pairs
 from dsokr.outputs import Outputs
-from dsokr.ragged import starts_of
 
 
 @dataclass(frozen=True)
 class VertexHistogram(FeatureKernel):
     """Σ_l #{v ∈ G : l(v) = l} · #{v' ∈ G' : l(v') = l}, over node labels l.
 
-    >>> from dsokr.types import Graph
+    >>> from dsokr.graphs import Graph
     >>> water, methanol = Graph((8,)), Graph((6, 8), ((0, 1, 1),))
     >>> VertexHistogram()([water], [water, methanol])
     tensor([[1., 1.]], dtype=torch.float64)
@@ -36,7 +35,7 @@ class VertexHistogram(FeatureKernel):
 class EdgeHistogram(FeatureKernel):
     """Σ_l #{e ∈ G : l(e) = l} · #{e' ∈ G' : l(e') = l}, over edge labels l; the labels of the ends play no part.
 
-    >>> from dsokr.types import Graph
+    >>> from dsokr.graphs import Graph
     >>> EdgeHistogram()([Graph((6, 6, 8), ((0, 1, 1), (1, 2, 1)))], [Graph((6, 8), ((0, 1, 1),))])
     tensor([[2.]], dtype=torch.float64)
     """
@@ -53,7 +52,7 @@ class ShortestPath(FeatureKernel):
 
     D counts edges. Without labels only the distances are compared.
 
-    >>> from dsokr.types import Graph
+    >>> from dsokr.graphs import Graph
     >>> path = Graph((6, 6, 8), ((0, 1, 1), (1, 2, 1)))
     >>> ShortestPath()([path], [path]), ShortestPath(labels=False)([path], [path])
     (tensor([[8.]], dtype=torch.float64), tensor([[20.]], dtype=torch.float64))
@@ -76,7 +75,7 @@ class WeisfeilerLehman(FeatureKernel):
 
     The base is any kernel on graphs with features; the default gives the subtree kernel (WL-VH).
 
-    >>> from dsokr.types import Graph
+    >>> from dsokr.graphs import Graph
     >>> ethanol, ether = Graph((6, 6, 8), ((0, 1, 1), (1, 2, 1))), Graph((6, 8, 6), ((0, 1, 1), (1, 2, 1)))
     >>> WeisfeilerLehman(iterations=1)([ethanol], [ethanol, ether])
     tensor([[8., 5.]], dtype=torch.float64)
@@ -87,7 +86,7 @@ class WeisfeilerLehman(FeatureKernel):
     base: FeatureKernel = VertexHistogram()
 
     def __post_init__(self) -> None:
-        require_integer(self, "iterations", self.iterations, least=0)
+        check_integers(self, iterations=0)
         require_features(self, "base", self.base)
 
     def features(self, ys: Outputs) -> Features:
@@ -102,7 +101,7 @@ class Core(FeatureKernel):
 
     The i-core is the largest subgraph in which every node has at least i neighbours.
 
-    >>> from dsokr.types import Graph
+    >>> from dsokr.graphs import Graph
     >>> ring = Graph((6, 6, 6, 8), ((0, 1, 1), (1, 2, 1), (0, 2, 1), (2, 3, 1)))
     >>> Core(VertexHistogram())([ring], [ring])  # 3² + 1², twice, and 3² in the 2-core
     tensor([[29.]], dtype=torch.float64)
@@ -129,7 +128,7 @@ def refinements(batch: GraphBatch, iterations: int, edge_labels: bool) -> Iterat
     labels = batch.labels
     yield labels
     for _ in range(iterations):
-        labels = _refined(labels, batch.indptr, batch.neighbors, batch.edge_labels, edge_labels)
+        labels = _refine_all(labels, batch.indptr, batch.neighbors, batch.edge_labels, edge_labels)
         yield labels
 
 
@@ -139,15 +138,25 @@ def core_numbers(batch: GraphBatch) -> np.ndarray:  # (nodes,)
 
 
 @compiled
-def _refined(
+def refine(node, first, labels, indptr, neighbors, edge_labels, use_edges):  # type: ignore[no-untyped-def]  # compiled
+    """Return the next WL label of a node, a 64-bit name: its label with the multiset of its neighbours' labels.
+
+    The label of node i is ``labels[i - first]``, so that the labels may be those of one graph of a batch.
+    """
+    around = np.uint64(0)
+    for k in range(indptr[node], indptr[node + 1]):
+        label = labels[neighbors[k] - first]
+        around += pair(edge_labels[k], label) if use_edges else mix(label)
+    return np.int64(pair(labels[node - first], around))
+
+
+@compiled
+def _refine_all(
     labels: np.ndarray, indptr: np.ndarray, neighbors: np.ndarray, edge_labels: np.ndarray, use_edges: bool
 ) -> np.ndarray:
     out = np.empty(len(labels), np.int64)
     for i in range(len(labels)):
-        around = np.uint64(0)
-        for k in range(indptr[i], indptr[i + 1]):
-            around += pair(edge_labels[k], labels[neighbors[k]]) if use_edges else mix(labels[neighbors[k]])
-        out[i] = np.int64(pair(labels[i], around))
+        out[i] = refine(i, 0, labels, indptr, neighbors, edge_labels, use_edges)
     return out
 
 

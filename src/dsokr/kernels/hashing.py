@@ -6,7 +6,7 @@ probability that any two of D different structures share a name is below D² / 2
 
 import numpy as np
 
-from dsokr.compiled import compiled
+from dsokr.compute import compiled
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -54,3 +54,51 @@ def paired(tag: np.uint64, ids: np.ndarray) -> np.ndarray:
     for i in range(len(ids)):
         out[i] = mix(opened + np.uint64(ids[i]))
     return out
+
+
+@compiled
+def build_table(ids: np.ndarray) -> np.ndarray:  # slots: a power of two of them
+    """Build the open-addressing hash table of distinct 64-bit ids, at most half full, for :func:`find`."""
+    slots = _empty_table(len(ids))
+    for k in range(len(ids)):
+        slots[_probe(slots, ids, ids[k])] = k
+    return slots
+
+
+@compiled
+def find(slots, ids, wanted):  # type: ignore[no-untyped-def]  # compiled for several types
+    """Return the position of ``wanted`` in ``ids``, or −1; ``slots`` is their table. Call it from compiled loops."""
+    return slots[_probe(slots, ids, wanted)]
+
+
+@compiled
+def number(names: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Number names in order of appearance: the distinct names, their hash table, and the number of each given name."""
+    slots = _empty_table(len(names))
+    ids, numbers = np.empty(len(names), np.uint64), np.empty(len(names), np.int64)
+    count = 0
+    for k in range(len(names)):
+        at = _probe(slots, ids, names[k])
+        if slots[at] < 0:
+            slots[at], ids[count] = count, names[k]
+            count += 1
+        numbers[k] = slots[at]
+    return ids[:count].copy(), slots, numbers
+
+
+@compiled
+def _empty_table(count: int) -> np.ndarray:
+    size = 2
+    while size < 2 * count:
+        size *= 2
+    return np.full(size, -1, np.int32)
+
+
+@compiled
+def _probe(slots, ids, wanted):  # type: ignore[no-untyped-def]  # compiled for several types
+    """Return the slot that holds the position of ``wanted``, or the free slot where it belongs."""
+    last = np.uint64(len(slots) - 1)
+    at = mix(wanted) & last
+    while slots[at] >= 0 and np.uint64(ids[slots[at]]) != np.uint64(wanted):
+        at = (at + np.uint64(1)) & last
+    return at

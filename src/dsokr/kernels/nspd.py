@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsokr.compiled import compiled
-from dsokr.errors import require_integer
+from dsokr.compute import compiled
+from dsokr.errors import check_integers
 from dsokr.graphs import GraphBatch
 from dsokr.kernels.features import FeatureKernel, Features
 from dsokr.kernels.hashing import pair
@@ -27,7 +27,7 @@ class NSPD(FeatureKernel):
     zero, so that k(G, G) is the number of terms in which it has some. Neighbourhoods are compared exactly, up to
     collisions of 64-bit names.
 
-    >>> from dsokr.types import Graph
+    >>> from dsokr.graphs import Graph
     >>> carbonyl, alcohol = Graph((6, 8), ((0, 1, 2),)), Graph((6, 8), ((0, 1, 1),))
     >>> NSPD(radius=1, distance=1)([carbonyl], [carbonyl, alcohol])
     tensor([[4.0000, 2.0000]], dtype=torch.float64)
@@ -37,8 +37,7 @@ class NSPD(FeatureKernel):
     distance: int
 
     def __post_init__(self) -> None:
-        require_integer(self, "radius", self.radius, least=0)
-        require_integer(self, "distance", self.distance, least=0)
+        check_integers(self, radius=0, distance=0)
 
     def features(self, ys: Outputs) -> Features:
         batch = GraphBatch.of(ys)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsokr.compiled import compiled
-from dsokr.graphs import GraphBatch
-from dsokr.ragged import starts_of
+from dsokr.compute import compiled
+from dsokr.graphs import GraphBatch, starts_of
 
 
 @dataclass(frozen=True, eq=False)

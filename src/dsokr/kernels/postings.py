@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from dsokr.compiled import compiled, in_shares
-from dsokr.kernels.hashing import mix
-from dsokr.ragged import starts_of
+from dsokr.compute import compiled, run_in_threads
+from dsokr.graphs import starts_of
+from dsokr.kernels.hashing import find, number
 
 if TYPE_CHECKING:
     from dsokr.kernels.features import Features
@@ -36,7 +36,7 @@ class Postings:
 
     @staticmethod
     def of(anchors: Features) -> Postings:
-        ids, slots, columns = _numbered(anchors.ids)
+        ids, slots, columns = number(anchors.ids)
         starts = starts_of(np.bincount(columns, minlength=len(ids)))
         return Postings(ids, slots, starts, *_turned(anchors.indptr, columns, anchors.values, starts), len(anchors))
 
@@ -53,7 +53,7 @@ class Postings:
             out = np.empty((len(features), self.count))  # numpy asks for huge pages, torch does not: twice as fast
             arrays = (features.indptr, self.columns(features), features.values, place, dense)
             lists = (self.starts, self.rows, self.values)
-            in_shares(lambda start, stop: _add_up(start, stop, *arrays, *lists, out), len(features), SHARE)
+            run_in_threads(lambda start, stop: _add_up(start, stop, *arrays, *lists, out), len(features), SHARE)
             return torch.from_numpy(out)
 
         return evaluate
@@ -89,7 +89,7 @@ class Postings:
         out = np.zeros((len(weights), len(self.ids)), np.float32)
         share = max(1, 1_000_000 // max(1, len(self.rows)))
         by_row = (self.starts, self.rows, self.values)
-        in_shares(lambda start, stop: _summed(start, stop, weights, *by_row, out), len(weights), share)
+        run_in_threads(lambda start, stop: _summed(start, stop, weights, *by_row, out), len(weights), share)
         return out
 
     def columns(self, features: Features) -> np.ndarray:
@@ -115,26 +115,6 @@ def _weighted_sums(indptr: np.ndarray, rows: np.ndarray, values: np.ndarray, tab
 
 
 @compiled
-def _numbered(names: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The different names in order of appearance, a hash table to find them by, and the number of each given name."""
-    size = 2
-    while size < 2 * len(names):
-        size *= 2
-    slots, last = np.full(size, -1, np.int32), np.uint64(size - 1)
-    ids, numbers = np.empty(len(names), np.uint64), np.empty(len(names), np.int64)
-    count = 0
-    for k in range(len(names)):
-        at = mix(names[k]) & last
-        while slots[at] >= 0 and ids[slots[at]] != names[k]:
-            at = (at + np.uint64(1)) & last
-        if slots[at] < 0:
-            slots[at], ids[count] = count, names[k]
-            count += 1
-        numbers[k] = slots[at]
-    return ids[:count].copy(), slots, numbers
-
-
-@compiled
 def _turned(
     indptr: np.ndarray, columns: np.ndarray, values: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -151,12 +131,8 @@ def _turned(
 @compiled
 def _look_up(slots: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     found = np.empty(len(wanted), np.int64)
-    last = np.uint64(len(slots) - 1)
     for k in range(len(wanted)):
-        at = mix(wanted[k]) & last
-        while slots[at] >= 0 and ids[slots[at]] != wanted[k]:
-            at = (at + np.uint64(1)) & last
-        found[k] = slots[at]
+        found[k] = find(slots, ids, wanted[k])
     return found
 
 

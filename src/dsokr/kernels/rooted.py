@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsokr.compiled import compiled, in_shares
+from dsokr.compute import compiled, run_in_threads
 from dsokr.graphs import GraphBatch
 from dsokr.kernels.hashing import keys, mix, pair
 from dsokr.kernels.paths import breadth_first
@@ -53,7 +53,7 @@ def ball_names(batch: GraphBatch, radius: int) -> np.ndarray:  # (radius + 1, no
         bonds = keys(part.edge_labels) | np.uint64(1)
         _fill_names(keys(part.labels), part.indptr, part.neighbors, bonds, nodes, slots, out)
 
-    in_shares(fill, len(batch), SHARE)
+    run_in_threads(fill, len(batch), SHARE)
     return names
 
 

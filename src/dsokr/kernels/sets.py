@@ -16,7 +16,7 @@ from dsokr.kernels.features import Features
 from dsokr.kernels.postings import Postings
 from dsokr.kernels.vectors import Rows, absolute_distances, as_pair, as_rows, inner
 from dsokr.outputs import Outputs
-from dsokr.ragged import starts_of
+from dsokr.graphs import starts_of
 
 WIDE = 1 << 20  # columns from which on a sparse matrix is not turned: that would take a list of all of them
 

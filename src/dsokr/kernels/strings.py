@@ -8,12 +8,12 @@ from itertools import combinations, product
 
 import numpy as np
 
-from dsokr.compiled import compiled
-from dsokr.errors import InputError, require_integer
+from dsokr.compute import compiled
+from dsokr.errors import InputError, check_integers
+from dsokr.graphs import starts_of
 from dsokr.kernels.features import FeatureKernel, Features
 from dsokr.kernels.hashing import pair
 from dsokr.outputs import Outputs
-from dsokr.ragged import starts_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class NGram(FeatureKernel):
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        for n in self._lengths():
-            require_integer(self, "n", n, least=1)
+        check_integers(self, n=1)
         if len(set(self._lengths())) < max(1, len(self._lengths())):
             raise InputError(f"NGram.n must be different lengths, at least one. Got {self.n}.")
         if self.weights is not None and (len(self.weights) != len(self._lengths()) or not min(self.weights) > 0):
@@ -64,8 +63,7 @@ class GappyNGram(FeatureKernel):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        require_integer(self, "n", self.n, least=1)
-        require_integer(self, "gaps", self.gaps, least=0)
+        check_integers(self, n=1, gaps=0)
         if not 0 < self.decay <= 1:
             raise InputError(f"GappyNGram.decay must be above 0 and at most 1. Got {self.decay}.")
 
@@ -91,8 +89,7 @@ class Mismatch(FeatureKernel):
     alphabet: str
 
     def __post_init__(self) -> None:
-        require_integer(self, "n", self.n, least=1)
-        require_integer(self, "mismatches", self.mismatches, least=0)
+        check_integers(self, n=1, mismatches=0)
         if self.mismatches > self.n:
             raise InputError(f"Mismatch.mismatches must be at most n={self.n}. Got {self.mismatches}.")
         if not self.alphabet or len(set(self.alphabet)) < len(self.alphabet):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsokr.compiled import compiled
+from dsokr.compute import compiled
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -15,7 +15,7 @@ from torch import Tensor
 from dsokr.errors import DSOKRError, InputError
 from dsokr.graphs import GraphBatch
 from dsokr.metrics._edit_search import Graphs, Integers, advance, begin, first_slices, known
-from dsokr.types import Graph
+from dsokr.graphs import Graph
 
 BLOCK = 256  # pairs that a thread takes at a time, at most
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import InputError
-from dsokr.rounding import comparable
+from dsokr.rules import compare
 
 Ties = Literal["expected", "optimistic", "pessimistic"]
 SHARES: dict[Ties, float] = {"expected": 0.5, "optimistic": 0.0, "pessimistic": 1.0}
@@ -17,7 +17,7 @@ def ranks(scores: Tensor, truth: Tensor, ties: Ties = "expected") -> Tensor:  # 
 
     With ``ties="optimistic"`` none of the equal others counts, with ``"pessimistic"`` all of them.
 
-    Scores may be negative; larger is better. Which of them are equal: :mod:`dsokr.rounding`.
+    Scores may be negative; larger is better. Which of them are equal: :mod:`dsokr.rules`.
 
     >>> ranks(torch.tensor([[-3.0, -1.0, -2.0], [5.0, 5.0, 1.0]]), torch.tensor([2, 0]))
     tensor([2.0000, 1.5000], dtype=torch.float64)
@@ -36,7 +36,7 @@ def ranks(scores: Tensor, truth: Tensor, ties: Ties = "expected") -> Tensor:  # 
         raise InputError(f"The true candidate must be one of the {scores.shape[1]}, counted from 0. {got}")
     if torch.isnan(scores).any():
         raise InputError(f"Scores must not be NaN. Got NaN in row {int(scores.isnan().any(dim=1).nonzero()[0])}.")
-    scores = comparable(scores)
+    scores = compare(scores)
     own = scores.gather(1, truth[:, None].to(scores.device))
     better = (scores > own).sum(dim=1)
     equal = (scores == own).sum(dim=1) - 1

@@ -19,10 +19,10 @@ from dsokr.index.exact import LARGEST
 
 
 class Model(Protocol):
-    """What is needed of a :class:`dsokr.tool.Predictor`."""
+    """What is needed of a :class:`dsokr.commands.Predictor`."""
 
     @property
-    def input(self) -> Any: ...  # a kind, as in dsokr.tool.kinds
+    def input(self) -> Any: ...  # a kind, as in dsokr.commands.kinds
 
     @property
     def output(self) -> Any: ...

@@ -1,0 +1,93 @@
+"""Where and how to compute: devices, random numbers that leave the global state alone, compiled loops, threads."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import wraps
+from threading import RLock
+from typing import Any, TypeVar, cast
+
+import torch
+
+from dsokr.errors import InputError, MissingExtraError
+
+try:
+    from numba import njit
+except ImportError:
+    njit = None  # type: ignore[assignment] # numba is an extra
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_GLOBAL_GENERATORS = RLock()  # torch shares its global generators between threads
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Return an available torch device; ``"auto"`` is the GPU if there is one.
+
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    if device == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"Unknown device {device!r}. Use 'auto', 'cpu', 'cuda' or 'cuda:1'.") from error
+    if found.type == "cpu":
+        return found
+    if found.type != "cuda":
+        raise InputError(f"Device {device!r} is not supported: the basis needs float64. Use 'auto', 'cpu' or 'cuda'.")
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (found.index or 0) >= available:
+        raise InputError(f"Device {device!r} is not available: torch sees {available} CUDA devices.")
+    return torch.device("cuda", found.index or 0)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's global generators within a block and restore their state after it. Threads take turns.
+
+    >>> with seeded(0):
+    ...     a = torch.rand(1)
+    >>> with seeded(0):
+    ...     bool(a == torch.rand(1))
+    True
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    with _GLOBAL_GENERATORS, torch.random.fork_rng(list(devices)):
+        torch.manual_seed(seed)
+        yield
+
+
+def compiled(function: Function) -> Function:
+    """Compile with numba on first use, cache the result on disk and release the GIL.
+
+    Without numba the function raises ``MissingExtraError`` when called. Where no cache can be written, every process
+    compiles anew; NUMBA_CACHE_DIR can name a writable folder.
+    """
+    if njit is not None:
+        try:
+            return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
+        except RuntimeError:  # no writable cache folder
+            return cast(Function, njit(nogil=True, error_model="numpy")(function))
+
+    @wraps(function)
+    def missing(*_: Any, **__: Any) -> Any:
+        raise MissingExtraError("numba", "graphs")
+
+    return cast(Function, missing)
+
+
+def run_in_threads(work: Callable[[int, int], object], count: int, share: int) -> None:
+    """Call ``work(start, stop)`` over range(count), ``share`` at a time, on as many threads as torch may use.
+
+    Plain threads around compiled functions stay usable after a fork and from several threads; numba's own do not.
+    """
+    starts = range(0, count, share)
+    threads = min(torch.get_num_threads(), len(starts))
+    if threads <= 1:
+        for start in starts:
+            work(start, min(start + share, count))
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda start: work(start, min(start + share, count)), starts))  # re-raises what a thread raised

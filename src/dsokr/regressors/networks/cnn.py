@@ -1,0 +1,75 @@
+"""A small convolutional network for images."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dsokr.errors import InputError
+from dsokr.regressors.networks.base import require_shares, require_sizes
+from dsokr.regressors.networks.mlp import Activation, activation_module
+
+
+@dataclass(frozen=True)
+class CNN:
+    """Blocks of (3 × 3 convolution, batch norm, activation, 2 × 2 max-pooling), then a hidden layer and p outputs.
+
+    Images come as (n, channels, height, width), or (n, height, width) for one channel; every block halves their sides.
+    With ``where="anywhere"`` each feature's largest value over the image goes on, wherever it was: right when the
+    answer is what is in the picture, not where. With ``where="kept"`` all positions do.
+
+    >>> import torch
+    >>> CNN(channels=(8, 16), hidden=32)(3)(torch.zeros(2, 16, 16)).shape
+    torch.Size([2, 3])
+    """
+
+    channels: tuple[int, ...] = (32, 64)
+    hidden: int = 128
+    activation: Activation = "relu"
+    dropout: float = 0.0
+    where: Literal["kept", "anywhere"] = "kept"
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "channels", "hidden")
+        require_shares(self, "dropout")
+
+    def __call__(self, p: int) -> nn.Module:
+        if not self.channels:
+            raise InputError("CNN.channels must name at least one block.")
+        first = nn.LazyConv2d(self.channels[0], kernel_size=3, padding=1, bias=False)
+        rest = [nn.Conv2d(a, b, kernel_size=3, padding=1, bias=False) for a, b in pairwise(self.channels)]
+        layers: list[nn.Module] = [ChannelsFirst()]
+        for convolution, width in zip([first, *rest], self.channels, strict=True):
+            layers += [convolution, nn.BatchNorm2d(width), activation_module(self.activation), nn.MaxPool2d(2)]
+        if self.where == "anywhere":
+            layers.append(nn.AdaptiveMaxPool2d(1))
+        head = [
+            nn.Flatten(),
+            nn.LazyLinear(self.hidden),
+            Normalized(self.hidden),
+            activation_module(self.activation),
+        ]
+        return nn.Sequential(*layers, *head, nn.Dropout(self.dropout), nn.Linear(self.hidden, p))
+
+
+class Normalized(nn.BatchNorm1d):
+    """Batch norm that takes a rest of one picture by the statistics so far: one has no spread of its own."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training and len(features) == 1:
+            return F.batch_norm(features, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(features)
+
+
+class ChannelsFirst(nn.Module):
+    """Gives grey images their channel dimension."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.ndim not in (3, 4):
+            raise InputError(
+                "CNN takes images as (n, height, width) or (n, channels, height, width). "
+                f"Got an array of {images.ndim} dimensions."
+            )
+        return images if images.ndim == 4 else images.unsqueeze(1)

@@ -1,0 +1,148 @@
+"""Networks for strings, read character by character."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dsokr.errors import InputError
+from dsokr.regressors.networks.base import require_shares, require_sizes
+
+CHARACTERS = 128  # ASCII
+PADDING, UNKNOWN = 0, 1
+
+
+@dataclass(frozen=True)
+class CharTransformer:
+    """A Transformer encoder over the characters of a string, averaged over them, then a linear layer with p outputs.
+
+    The defaults are among the paper's choices for SMILES; its feed-forward layers are four times as wide as the model.
+    Strings must be ASCII, not empty, and no longer than ``longest``. A character that no training string has reads as
+    blank, with a warning; a string longer than all of them is read, with a warning too.
+
+    >>> network = CharTransformer(layers=1, width=16, heads=2)(3)
+    >>> network(network.prepare(["CCO", "c1ccccc1"])).shape
+    torch.Size([2, 3])
+    """
+
+    layers: int = 6
+    width: int = 256
+    heads: int = 8
+    dropout: float = 0.2
+    longest: int = 256  # characters
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "layers", "width", "heads")
+        require_shares(self, "dropout")
+        if self.width % self.heads:
+            raise InputError(
+                f"CharTransformer.width must be a multiple of its heads. Got width={self.width} and heads={self.heads}."
+            )
+
+    def __call__(self, p: int) -> CharEncoder:
+        return CharEncoder(self, p)
+
+
+class CharEncoder(nn.Module):
+    """The module that :class:`CharTransformer` describes."""
+
+    alphabet: Tensor
+    seen_length: Tensor
+
+    def __init__(self, shape: CharTransformer, p: int):
+        super().__init__()
+        self.longest = shape.longest
+        characters = torch.randn(CHARACTERS, shape.width)
+        characters[[PADDING, UNKNOWN]] = 0
+        self.characters = nn.Parameter(characters)
+        self.places = nn.Parameter(0.02 * torch.randn(shape.longest, shape.width))
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.out = nn.Linear(shape.width, p)
+        self.register_buffer("alphabet", torch.ones(CHARACTERS, dtype=torch.bool))
+        self.register_buffer("seen_length", torch.tensor(shape.longest))
+
+    def adapt(self, xs: Sequence[str]) -> None:
+        """Remember which characters and lengths there are to learn from."""
+        tokens = self.prepare(xs)
+        self.alphabet = torch.bincount(tokens.flatten(), minlength=CHARACTERS) > 0
+        self.seen_length = torch.tensor(tokens.shape[1])
+
+    def prepare(self, xs: Sequence[str]) -> Tensor:  # (n, longest of them) uint8
+        """Character codes, padded with 0. Computed once per data set."""
+        rows = [self._codes(index, x) for index, x in enumerate(xs)]
+        tokens = torch.zeros(len(rows), max(map(len, rows), default=1), dtype=torch.uint8)
+        for line, codes in zip(tokens, rows, strict=True):
+            line[: len(codes)] = torch.frombuffer(codes, dtype=torch.uint8)
+        unknown = ~self.alphabet.cpu()[tokens.int()] & (tokens != PADDING)
+        if unknown.any():
+            at, place = unknown.nonzero()[0].tolist()
+            more = int(unknown.any(dim=1).sum()) - 1
+            others = f", here and in {more} more string{'s' * (more > 1)} with unknown characters" if more else ""
+            warnings.warn(
+                f"No training string has the character {xs[at][place]!r} of {xs[at]!r} at index {at}: it reads as "
+                f"blank{others}.",
+                stacklevel=2,
+            )
+            tokens[unknown] = UNKNOWN
+        if tokens.shape[1] > self.seen_length:
+            at = max(range(len(rows)), key=lambda i: len(rows[i]))
+            warnings.warn(
+                f"The longest training string has {int(self.seen_length)} characters, {xs[at]!r} at index {at} has "
+                f"{len(xs[at])}: what is said of longer strings is a guess.",
+                stacklevel=2,
+            )
+        return tokens
+
+    def _codes(self, index: int, x: str) -> bytearray:
+        if not isinstance(x, str) or not x:
+            raise InputError(f"CharTransformer reads strings that are not empty. Got {x!r} at index {index}.")
+        if len(x) > self.longest:
+            raise InputError(
+                f"CharTransformer.longest is {self.longest} characters. Got {len(x)} at index {index}: raise it."
+            )
+        if not x.isascii() or "\0" in x:
+            raise InputError(f"CharTransformer reads ASCII. Got {x!r} at index {index}.")
+        return bytearray(x, "ascii")
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, p)
+        there = tokens != PADDING
+        # a product with one-hot rows: looking few characters up many times makes a slow gradient on a GPU
+        one_hot = F.one_hot(tokens.long(), CHARACTERS).to(self.characters.dtype)
+        hidden = one_hot @ self.characters + self.places[: tokens.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden, there[:, None, None, :])
+        there = there.unsqueeze(2).to(hidden.dtype)
+        return self.out((self.norm(hidden) * there).sum(dim=1) / there.sum(dim=1))
+
+
+class Block(nn.Module):
+    """y = x + attention(norm(x)), then y + feed-forward(norm(y))."""
+
+    def __init__(self, shape: CharTransformer):
+        super().__init__()
+        width = shape.width
+        self.heads, self.dropout = shape.heads, shape.dropout
+        self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.asked = nn.Linear(width, 3 * width)  # queries, keys and values
+        self.answered = nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, hidden: Tensor, there: Tensor) -> Tensor:  # (n, length, width), (n, 1, 1, length)
+        hidden = hidden + self._dropped(self._attended(self.first_norm(hidden), there))
+        wide = self._dropped(F.gelu(self.wide(self.second_norm(hidden))))
+        return hidden + self._dropped(self.narrow(wide))
+
+    def _attended(self, hidden: Tensor, there: Tensor) -> Tensor:
+        query, key, value = self.asked(hidden).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=there, dropout_p=dropout)
+        return self.answered(found.transpose(1, 2).flatten(2))
+
+    def _dropped(self, hidden: Tensor) -> Tensor:
+        return F.dropout(hidden, self.dropout, self.training)

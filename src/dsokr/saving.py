@@ -1,0 +1,252 @@
+"""Models on disk: a folder with JSON, safetensors and a model card. Nothing is pickled; loading runs no stored code.
+
+Parts of a model (kernels, sketches, networks, decoders) are written as the expression that makes them,
+``WeisfeilerLehman(iterations=3).normalized()``, which is also what the command line accepts. Only dataclasses of the
+package can be named in one, with literals and each other as arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dsokr import __version__
+from dsokr.errors import InputError, ModelFolderError
+from dsokr.files import checksum, replace_folder, write_json
+from dsokr.graphs import Graph, GraphBatch
+from dsokr.outputs import Outputs, ViewBatch
+
+FORMAT = 2  # of the folder
+FILES = {
+    *("config.json", "model.safetensors", "README.md", "network"),
+    *("task.json", "candidates.csv", "report.html", "skipped.csv"),  # beside a model made by `dsokr fit`
+}
+LONGEST = 100_000  # characters of an expression
+
+Tensors = dict[str, Tensor]
+
+
+class Unwritten(InputError):
+    """A part that no expression can name: a function, or a class of the user's own."""
+
+
+def write_expression(part: Any, *modules: ModuleType) -> str:
+    """Write a part of a model as the expression that makes it, from dataclasses of the modules; defaults are left out.
+
+    >>> from dsokr import kernels
+    >>> write_expression(2.0 * kernels.WeisfeilerLehman(3).normalized(), kernels)
+    'ScaledFeatures(kernel=NormalizedFeatures(kernel=WeisfeilerLehman(iterations=3)), factor=2.0)'
+    """
+    if isinstance(part, np.generic):
+        part = part.item()
+    if part is None or isinstance(part, bool | int | float | str):
+        return repr(part)
+    if isinstance(part, list | tuple):
+        items = [write_expression(item, *modules) for item in part]
+        return f"({', '.join(items)}{',' * (len(items) == 1)})"
+    if isinstance(part, Mapping):
+        items = [f"{key!r}: {text}" for key, text in _written_items(part.items(), modules)]
+        return f"{{{', '.join(items)}}}"
+    name = type(part).__name__
+    qualified = next((f"{_short(m)}.{name}" for m in modules if getattr(m, name, None) is type(part)), None)
+    if qualified is None or not dataclasses.is_dataclass(part):
+        raise Unwritten(repr(part))
+    fields = [field for field in dataclasses.fields(part) if field.init and field.compare]
+    required = [field for field in fields if _default(field) is dataclasses.MISSING]
+    optional = [field for field in fields if field not in required and getattr(part, field.name) != _default(field)]
+    texts = [(field.name, write_expression(getattr(part, field.name), *modules)) for field in required]
+    texts += _written_items(((field.name, getattr(part, field.name)) for field in optional), modules)
+    arguments = ", ".join(f"{key}={text}" for key, text in texts)
+    return f"{name if _find(name, modules) is type(part) else qualified}({arguments})"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _written_items(items: Iterable[tuple[Any, Any]], modules: tuple[ModuleType, ...]) -> list[tuple[Any, str]]:
+    """The items whose values can be written; the others come back as their defaults."""
+    written = []
+    for key, value in items:
+        try:
+            written.append((key, write_expression(value, *modules)))
+        except Unwritten:
+            continue
+    return written
+
+
+def parse_expression(text: str, *modules: ModuleType) -> Any:
+    """Make the part that an expression names. Kernels may be added, multiplied, scaled and normalised.
+
+    >>> from dsokr import kernels
+    >>> parse_expression("Gaussian(0.5) + 2 * Linear().normalized()", kernels)
+    Sum(kernels=(Gaussian(gamma=0.5), Scaled(kernel=Normalized(kernel=Linear()), factor=2.0)))
+    """
+    try:
+        if len(text) > LONGEST:
+            raise InputError("It is too long.")
+        return _evaluate(ast.parse(text.strip(), mode="eval").body, modules)
+    except (SyntaxError, TypeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        shown = text if len(text) <= 200 else f"{text[:197]}..."
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise InputError(f"{shown!r} cannot be read: {why}") from error
+
+
+def _evaluate(node: ast.expr, modules: tuple[ModuleType, ...]) -> Any:
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str()):
+            return node.value
+        case ast.Name(id="inf" | "nan"):
+            return float(node.id)
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return tuple(_evaluate(item, modules) for item in items)
+        case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
+            return {key.value: _evaluate(value, modules) for key, value in zip(keys, values, strict=True)}  # type: ignore[union-attr] # checked
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return -math.inf
+        case ast.BinOp(left=left, op=ast.Add() | ast.Mult() as operator, right=right):
+            a, b = _evaluate(left, modules), _evaluate(right, modules)
+            if all(isinstance(value, int | float | str | tuple | dict | None) for value in (a, b)):
+                raise InputError("only kernels can be added or multiplied.")
+            return a + b if isinstance(operator, ast.Add) else a * b
+        case ast.Call(func=ast.Attribute(value=ast.Call() | ast.BinOp() as inner, attr="normalized"), args=[]):
+            return _evaluate(inner, modules).normalized()
+        case ast.Call(func=ast.Name() | ast.Attribute(value=ast.Name()) as function, args=args, keywords=keywords):
+            made = _find(ast.unparse(function), modules)
+            if made is None:
+                raise InputError(f"there is no {ast.unparse(function)}. Choose from {', '.join(_names(modules[0]))}.")
+            return made(
+                *(_evaluate(arg, modules) for arg in args),
+                **{keyword.arg: _evaluate(keyword.value, modules) for keyword in keywords if keyword.arg},
+            )
+    raise InputError(f"{ast.unparse(node)} is not allowed.")
+
+
+def _find(name: str, modules: tuple[ModuleType, ...]) -> Any:
+    """The dataclass of this name, ``Gaussian`` or ``sketches.Gaussian``, in the first module that has it."""
+    family, _, kind = name.rpartition(".")
+    found = (getattr(module, kind, None) for module in modules if family in ("", _short(module)))
+    return next((made for made in found if isinstance(made, type) and dataclasses.is_dataclass(made)), None)
+
+
+def _short(module: ModuleType) -> str:
+    return module.__name__.rpartition(".")[2]
+
+
+def _names(module: ModuleType) -> list[str]:
+    return [name for name in sorted(vars(module)) if not name.startswith("_") and _find(name, (module,)) is not None]
+
+
+def pack_outputs(ys: Outputs, prefix: str, tensors: Tensors) -> dict[str, Any]:
+    """Put canonical outputs among the tensors and return what is needed to get them back."""
+    if isinstance(ys, Tensor):
+        tensors[prefix] = ys
+        return {"kind": "tensor"}
+    if sp.issparse(ys):
+        for name in ("data", "indices", "indptr"):
+            tensors[f"{prefix}.{name}"] = torch.from_numpy(getattr(ys, name))
+        return {"kind": "sparse", "shape": list(ys.shape)}
+    if isinstance(ys, GraphBatch) or isinstance(ys[0], Graph):
+        for field in dataclasses.fields(GraphBatch):
+            tensors[f"{prefix}.{field.name}"] = torch.from_numpy(getattr(GraphBatch.of(ys), field.name))
+        return {"kind": "graph batch" if isinstance(ys, GraphBatch) else "graphs"}
+    if isinstance(ys, ViewBatch) or isinstance(ys[0], tuple):
+        views = ys if isinstance(ys, ViewBatch) else ViewBatch(*map(list, zip(*ys, strict=True)))
+        packed = [pack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(views.views)]
+        return {"kind": "view batch" if isinstance(ys, ViewBatch) else "views", "views": packed}
+    try:
+        text = json.dumps(list(ys)).encode()
+    except TypeError as error:
+        raise InputError(f"Outputs of type {type(ys[0]).__name__} cannot be saved.") from error
+    tensors[prefix] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return {"kind": "json"}
+
+
+def unpack_outputs(packed: dict[str, Any], prefix: str, tensors: Tensors) -> Outputs:
+    """Return the outputs that :func:`pack_outputs` put away."""
+    match packed["kind"]:
+        case "tensor":
+            return tensors[prefix]
+        case "sparse":
+            data, indices, indptr = (tensors[f"{prefix}.{name}"].numpy() for name in ("data", "indices", "indptr"))
+            return sp.csr_array((data, indices, indptr), shape=tuple(packed["shape"]))
+        case "graphs" | "graph batch" as kind:
+            arrays = (tensors[f"{prefix}.{field.name}"].numpy() for field in dataclasses.fields(GraphBatch))
+            batch = GraphBatch(*arrays)
+            return batch if kind == "graph batch" else list(batch)
+        case "views" | "view batch" as kind:
+            views = [unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(packed["views"])]
+            return ViewBatch(*views) if kind == "view batch" else list(zip(*views, strict=True))
+        case "json":
+            return json.loads(tensors[prefix].numpy().tobytes())
+        case other:
+            raise ModelFolderError(f"The model holds outputs of an unknown kind, {other!r}.")
+
+
+def write_model(
+    folder: Path, config: dict[str, Any], tensors: Tensors, card: str, write_further: Callable[[Path], None]
+) -> None:
+    """Write a model's folder, whole or not at all; ``write_further`` adds files to the draft.
+
+    Only a saved model, or an empty folder, is ever replaced.
+    """
+    if folder.exists() and not is_replaceable(folder):
+        raise ModelFolderError(f"{folder} exists and is not a saved model. Choose another folder.")
+    with replace_folder(folder) as draft:
+        weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(weights, str(draft / "model.safetensors"))
+        head = {"format": FORMAT, "dsokr": __version__, "sha256": checksum(draft / "model.safetensors")}
+        write_json(draft / "config.json", head | config)
+        (draft / "README.md").write_text(card, encoding="utf-8")
+        write_further(draft)
+
+
+def is_replaceable(folder: Path) -> bool:
+    """Whether a folder is empty, or holds a saved model and nothing else."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    if not names:
+        return True
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return names <= FILES and isinstance(config, dict) and {"format", "dsokr", "sha256"} <= set(config)
+
+
+def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:
+    """Read the configuration and the tensors of a saved model, and check them."""
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise ModelFolderError(f"{folder} is not a saved model: {name} is missing.")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        written = int(config["format"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelFolderError(f"{folder / 'config.json'} is damaged: {error}.") from error
+    if written != FORMAT:
+        remedy = "Train it again." if written < FORMAT else "Upgrade with: pip install --upgrade dsokr"
+        age = "an earlier" if written < FORMAT else "a later"
+        raise ModelFolderError(f"{folder} was saved by {age} version of dsokr, in another format. {remedy}")
+    if config.get("sha256") != checksum(folder / "model.safetensors"):
+        raise ModelFolderError(f"{folder / 'model.safetensors'} is damaged or incomplete: its checksum is wrong.")
+    try:
+        return config, load_file(str(folder / "model.safetensors"))
+    except SafetensorError as error:
+        raise ModelFolderError(f"{folder / 'model.safetensors'} cannot be read: {error}.") from error

@@ -1,5 +1,0 @@
-"""The tool for people with tables: fit, predict, rank, evaluate and report on one's own files."""
-
-from dsokr.tool.predictor import Predictor
-
-__all__ = ["Predictor"]
