@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dsokr.errors import InputError
 from dsokr.kernels.base import Evaluate, Kernel
-from dsokr.outputs import Outputs, count, forward
+from dsokr.outputs import Outputs, as_outputs, count
 
 Rows = Any  # Tensor (n, d) or a sparse CSR matrix of the same shape
 
@@ -25,18 +25,15 @@ CHUNK = 2**22  # numbers of differences held at once
 
 
 def as_rows(ys: Outputs) -> Rows:  # (n, d)
-    """Outputs as a float64 matrix, dense or sparse. Single numbers become vectors of length one."""
-    if sp.issparse(ys):
-        rows = ys.tocsr().astype(np.float64)  # a copy
-        rows.sum_duplicates()
-        return rows
-    try:
-        rows = ys if isinstance(ys, Tensor) else torch.from_numpy(forward(np.require(ys, np.float64, "W")))
-    except (TypeError, ValueError) as error:
-        first = ys[0] if len(ys) else ys
-        raise InputError(f"A kernel on vectors was given outputs of type {type(first).__name__}.") from error
-    rows = rows.to(torch.float64)
-    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    """Return outputs as a float64 matrix, dense or sparse: canonical ones as they are, others through the door."""
+    if isinstance(ys, Tensor) and ys.dtype == torch.float64 and ys.ndim == 2:
+        return ys
+    if isinstance(ys, sp.csr_array) and ys.dtype == np.float64 and ys.has_canonical_format:
+        return ys
+    rows = as_outputs(ys)
+    if not isinstance(rows, Tensor) and not sp.issparse(rows):
+        raise InputError(f"A kernel on vectors was given outputs of type {type(rows[0]).__name__}.")
+    return rows
 
 
 def as_pair(a: Outputs, b: Outputs) -> tuple[Rows, Rows]:
