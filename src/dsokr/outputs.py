@@ -104,15 +104,17 @@ def _nest(row: np.ndarray, item: str) -> Any:
 
 
 def canonical(ys: Any, name: str = "Y") -> tuple[Outputs, Form]:
-    """Check a collection of outputs; return its canonical form, which shares no memory with it, and what was given."""
+    """Check a collection of outputs; return its canonical form, and what was given."""
     if isinstance(ys, ViewBatch | GraphBatch):
         outputs, form = ys, Form("batch")
     elif isinstance(ys, Tensor):
         dtype = str(ys.dtype).removeprefix("torch.")
-        outputs, form = _flatten(ys.detach().to(torch.float64, copy=True), name), Form("tensor", dtype, tuple(ys.shape[1:]))
+        outputs, form = _flatten(ys.detach().to(torch.float64), name), Form("tensor", dtype, tuple(ys.shape[1:]))
     elif sp.issparse(ys):
-        outputs = sp.csr_array(ys, dtype=np.float64, copy=True)
-        outputs.sum_duplicates()
+        outputs = sp.csr_array(ys, dtype=np.float64)
+        if not outputs.has_canonical_format:
+            outputs = outputs.copy()
+            outputs.sum_duplicates()
         form = Form("sparse", str(ys.dtype), (ys.shape[1],), "matrix" if isinstance(ys, sp.spmatrix) else "")
     else:
         outputs, form = _from_sequence(ys, name)
@@ -141,9 +143,9 @@ def _from_sequence(ys: Any, name: str) -> tuple[Outputs, Form]:
         dtype = "object" if is_array and ys.dtype == object else "str"
         return list(items), Form("object array", dtype) if is_array else Form("list")
     shape = numbers.shape[1:]
-    rows = _flatten(torch.from_numpy(numbers.astype(np.float64, order="C", copy=True)), name)
+    rows = _flatten(torch.from_numpy(np.require(numbers, np.float64, ["C", "W"])), name)
     if is_array:
-        return rows, Form("array", str(numbers.dtype), shape)
+        return rows, Form("array", str(numbers.dtype.newbyteorder("=")), shape)
     item = "number" if isinstance(items[0], NUMBERS) else type(items[0]).__name__
     return rows, Form("rows", str(numbers.dtype), shape, item)
 
