@@ -1,4 +1,4 @@
-"""Several models as one: their rankings or their scores are combined, never their coefficients."""
+"""Several models as one: their rankings or scores are combined, since their bases may differ."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsokr.basis import embedded_scores
-from dsokr.decoders import EmbeddedOutputs, Ranking, largest
-from dsokr.errors import InputError, require_k
+from dsokr.decoders import EmbeddedOutputs, Ranking
+from dsokr.errors import InputError, check_k
 from dsokr.estimator import DSOKR
-from dsokr.outputs import Outputs, as_outputs, keys, take
-from dsokr.rules import comparable
+from dsokr.outputs import keys, take
+from dsokr.rules import compare, largest, score
 
 Combine = Literal["mean rank", "mean score", "max score"]
 COMBINATIONS: tuple[Combine, ...] = get_args(Combine)
@@ -25,24 +24,24 @@ QUERY_BLOCK = 256  # inputs whose scores for all candidates are held at once
 
 
 class Ensemble:
-    """Fitted models with different draws, seeds, kernels or networks, asked together.
+    """Fitted models with different draws, seeds, kernels or regressors, combined.
 
     Parameters
     ----------
-    members : fitted :class:`DSOKR` models. Their bases may differ in every way: only what they say of whole outputs is
-        combined.
-    combine : "mean rank" adds up the members' ranks (the best is smallest), "mean score" their scores, and "max score"
-        takes each candidate's largest.
-    weights : of the members in a mean; by default all count the same.
-    standardize : bring every member's scores of an input to mean 0 and spread 1 over the candidates first, which scores
-        of different kernels need to be comparable.
+    members : fitted :class:`DSOKR` models. Their bases may differ in every way: only scores of outputs are combined.
+    combine : "mean rank" averages the members' ranks, "mean score" their scores; "max score" takes the largest score.
+    weights : of the members in a mean; equal by default.
+    standardize : scale every member's scores of an input to mean 0 and standard deviation 1 over the candidates first,
+        which makes scores of different kernels comparable.
 
     >>> import numpy as np
     >>> from dsokr import DSOKR, Ensemble, Training, kernels, networks, sketches
+    >>> from dsokr.regressors import Neural
     >>> X = np.random.default_rng(0).normal(size=(60, 2))
     >>> Y = (X > 0).astype(int)
-    >>> models = [DSOKR(kernels.Linear(), sketches.SubSample(4), networks.MLP((8,)), random_state=seed,
-    ...                 training=Training(epochs=2)).fit(X, Y) for seed in range(3)]
+    >>> regressor = Neural(networks.MLP((8,)), training=Training(epochs=2))
+    >>> models = [DSOKR(kernels.Linear(), sketches.SubSample(4), regressor, random_state=seed).fit(X, Y)
+    ...           for seed in range(3)]
     >>> Ensemble(models, "mean score").predict(X[:5]).shape
     (5, 2)
     """
@@ -61,8 +60,7 @@ class Ensemble:
             raise InputError("An ensemble needs at least one member.")
         for number, member in enumerate(self.members):
             if not isinstance(member, DSOKR) or not hasattr(member, "known_"):
-                got = "one that is not fitted" if isinstance(member, DSOKR) else repr(member)
-                raise InputError(f"The members of an ensemble must be fitted DSOKR models. Got {got} at {number}.")
+                raise InputError(f"Members of an ensemble must be fitted DSOKR models. Got {member!r} at {number}.")
         check_combination(combine)
         if weights is not None:
             self._check_weights(weights)
@@ -76,51 +74,53 @@ class Ensemble:
                 f"Got {list(weights)}."
             )
 
-    def scores(self, X: Any, candidates: Outputs | None = None) -> Tensor:  # (n, c)
+    def scores(self, X: Any, candidates: Any = None) -> Tensor:  # (n, c)
         """The combined score of every candidate for every input; larger is better."""
         return torch.cat(list(self._blocks(X, candidates)[0]))
 
-    def rank(self, X: Any, candidates: Outputs | None = None, k: int = 10) -> Ranking:
+    def rank(self, X: Any, candidates: Any = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first, of equal ones the first."""
-        k = require_k(k)
+        k = check_k(k)
         blocks, c = self._blocks(X, candidates)
         found = [largest(scores, min(k, c)) for scores in blocks]
         values, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
         return Ranking(indices, values)
 
-    def predict(self, X: Any) -> Outputs:
-        """The best of the candidates that the members know from training, which must be the same for all."""
-        ranking = self.rank(X, k=1)
-        return take(self.members[0].known_.outputs, ranking.indices[:, 0])
+    def predict(self, X: Any) -> Any:
+        """The best of the known outputs, which must be the same for all members."""
+        known = self.members[0].known_
+        return known.form.restore(take(known.outputs, self.rank(X, k=1).indices[:, 0]))
 
-    def _blocks(self, X: Any, candidates: Outputs | None) -> tuple[Iterator[Tensor], int]:
+    def _blocks(self, X: Any, candidates: Any) -> tuple[Iterator[Tensor], int]:
         """Combined scores, a few inputs at a time, and the number of candidates."""
-        known = self._known if candidates is None else self._embedded(as_outputs(candidates, "candidates"))
+        known = self._known if candidates is None else self._embed(candidates)
         z = [member.coefficients(X) for member in self.members]
         rules = [member.decoder_.scoring_rule() for member in self.members]
 
         def blocks() -> Iterator[Tensor]:
             for rows in torch.arange(len(z[0])).split(QUERY_BLOCK):
                 scores = [
-                    embedded_scores(one[rows.to(one.device)], *its.coordinates(), rule)
+                    score(one[rows.to(one.device)], *its.coordinates(), rule)
                     for one, its, rule in zip(z, known, rules, strict=True)
                 ]
-                yield combined([s.to(scores[0].device) for s in scores], self.combine, self.weights, self.standardize)
+                yield combine_scores(
+                    [s.to(scores[0].device) for s in scores], self.combine, self.weights, self.standardize
+                )
 
         return blocks(), len(known[0])
 
     @cached_property
     def _known(self) -> list[EmbeddedOutputs]:
-        """What every member knows from training, in the order of the first. Refused if they know different outputs."""
+        """The candidates of every member, in the order of the first. They must be the same outputs."""
         first, *others = ([*keys(member.known_.outputs)] for member in self.members)
         for number, other in enumerate(others, start=1):
             if set(other) != set(first):
                 raise InputError(f"Members 0 and {number} were trained on different outputs: pass candidates.")
         if all(other == first for other in others):
             return [member.known_ for member in self.members]
-        return self._embedded(self.members[0].known_.outputs)
+        return self._embed(self.members[0].known_.form.restore(self.members[0].known_.outputs))
 
-    def _embedded(self, candidates: Outputs) -> list[EmbeddedOutputs]:
+    def _embed(self, candidates: Any) -> list[EmbeddedOutputs]:
         return [EmbeddedOutputs(member.basis_, candidates) for member in self.members]
 
 
@@ -129,7 +129,7 @@ def check_combination(combine: str) -> None:
         raise InputError(f"combine must be one of {', '.join(map(repr, COMBINATIONS))}. Got {combine!r}.")
 
 
-def combined(
+def combine_scores(
     scores: Sequence[Tensor],
     combine: Combine,
     weights: Sequence[float] | None = None,
@@ -138,12 +138,12 @@ def combined(
     """Members' scores of the same candidates as one score, better when larger.
 
     >>> a, b = torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.0, 10.0, 1.0]])
-    >>> combined([a, b], "mean rank"), combined([a, b], "max score")
+    >>> combine_scores([a, b], "mean rank"), combine_scores([a, b], "max score")
     (tensor([[-2.0000, -1.5000, -2.5000]]), tensor([[ 3., 10.,  1.]]))
     """
     check_combination(combine)
     if standardize:
-        scores = [_standardized(s) for s in scores]
+        scores = [_standardize(s) for s in scores]
     if combine == "max score":
         return reduce(torch.maximum, scores)
     if combine == "mean rank":
@@ -152,18 +152,16 @@ def combined(
     return reduce(torch.add, (share * s for share, s in zip((shares / shares.sum()).tolist(), scores, strict=True)))
 
 
-def _standardized(scores: Tensor) -> Tensor:  # (n, c)
-    """Every row with mean 0 and spread 1, or all zeros if its scores are equal."""
-    size = scores.abs().amax(dim=1, keepdim=True)
-    scores = scores / size.masked_fill(size == 0, 1.0)  # so that no square is too large or too small
+def _standardize(scores: Tensor) -> Tensor:  # (n, c)
+    """Scale every row to mean 0 and standard deviation 1; to zeros if its scores are equal."""
     spread = scores.std(dim=1, correction=0, keepdim=True)
     return (scores - scores.mean(dim=1, keepdim=True)) / spread.masked_fill(spread == 0, 1.0)
 
 
 def all_ranks(scores: Tensor) -> Tensor:  # (n, c)
-    """The rank of every candidate in its row, 1 for the best; those equal in single precision share their mean rank."""
-    ordered, order = comparable(scores).sort(dim=1, descending=True)
-    changes = ordered[:, 1:] != ordered[:, :-1]  # equal scores stand side by side
+    """The rank of every candidate in its row, 1 for the best; tied candidates share their mean rank."""
+    ordered, order = compare(scores).sort(dim=1, descending=True)
+    changes = ordered[:, 1:] != ordered[:, :-1]  # tied scores are neighbours now
     begins, ends = F.pad(changes, (1, 0), value=True), F.pad(changes, (0, 1), value=True)
     places = torch.arange(1, scores.shape[1] + 1, device=scores.device).expand_as(scores)
     first = torch.where(begins, places, 0).cummax(dim=1).values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,60 +16,57 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Generator, Tensor, nn
 
-from dsokr.basis import BLOCK, SketchedBasis, embedded_scores, sketch_basis
+from dsokr import decoders, kernels, losses, regressors, sketches
+from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
+from dsokr.compute import resolve_device
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
-from dsokr.compute import resolve_device, seeded
-from dsokr.errors import DSOKRError, InputError, ModelFolderError, require_k
-from dsokr.saving import (
-    NOT_WRITTEN,
-    construct,
-    describe,
-    is_unwritten,
-    pack_outputs,
-    read_model,
-    unpack_outputs,
-    write_model,
-)
+from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_k
 from dsokr.kernels import Kernel
-from dsokr.losses import Loss, Squared, as_loss
-from dsokr.regressors.networks import NetworkFactory, Restores, Standardized, built, keep, outputs_of, prepared
-from dsokr.outputs import Outputs, as_outputs, blocks, count, positions, take
+from dsokr.outputs import Form, Outputs, as_outputs, blocks, canonical, count, positions, take
+from dsokr.regressors import Neural, Regressor, Targets, networks
+from dsokr.rules import score
+from dsokr.saving import pack_outputs, read_model, read_part, unpack_outputs, write_model, write_part
 from dsokr.sketches import SketchSpec
-from dsokr.regressors.training import History, Pairs, Training, standardized, train
 
-EXAMPLES = {
-    "kernel": "kernels.Gaussian(0.1)",
-    "sketch": "sketches.SubSample(100)",
-    "decoder": "decoders.Candidates()",
-    "training": "Training(epochs=50)",
+PARTS = {  # parts of a model, and the modules that name what they are made of
+    "kernel": (kernels,),
+    "sketch": (sketches,),
+    "regressor": (regressors, networks, losses, kernels, sketches),
+    "decoder": (decoders,),
 }
+EXAMPLES = {
+    "kernel": (Kernel, "kernels.Gaussian(0.1)"),
+    "sketch": (SketchSpec, "sketches.SubSample(100)"),
+    "decoder": (Decoder, "decoders.Candidates()"),
+}
+NetworkFactory = Callable[[int], nn.Module]
 
 
 class DSOKR(BaseEstimator):
-    """Learns to predict structured outputs: a network predicts coordinates in a sketched basis, a decoder the output.
+    """Learns to predict structured outputs: a regressor predicts coordinates in a sketched basis, a decoder the output.
 
     Parameters
     ----------
     kernel : k, the similarity of outputs, e.g. ``kernels.Tanimoto()``.
     sketch : how the basis is drawn from the training outputs, e.g. ``sketches.SubSample(100)``.
-    network : a factory from p, the dimension of the basis, to a torch module, e.g. ``networks.MLP(hidden=(512,))``.
-    loss : a ``losses.Loss``, or any non-decreasing function of the squared distance in feature space.
-    decoder : how coefficients become an output; by default the best of the distinct training outputs.
-    training : epochs, batch size, learning rate, early stopping and so on.
+    regressor : what learns x -> coordinates, e.g. ``regressors.Neural(networks.MLP(), loss=..., training=...)`` or
+        ``regressors.KernelRidge(kernels.Gaussian(0.1))``. A network factory alone means ``Neural(network)``.
+    decoder : how coordinates become an output; by default the best of the distinct training outputs.
     dim : keep only the best ``dim`` directions of the sketch's span, by sketched kernel PCA; None keeps the whole span.
-    random_state : seed of the sketch, the weights, the split and the batches.
+    random_state : seed of the sketch, the split and the regressor.
     device : "auto", "cpu", "cuda" or "cuda:1".
 
-    After ``fit``: ``basis_``, ``network_``, ``decoder_`` (its rule settled), ``known_`` (the embedded candidates) and
-    ``history_``.
+    After ``fit``: ``basis_``, ``regressor_``, ``decoder_`` (with its rule chosen), ``known_`` (the embedded candidates)
+    and ``history_``.
 
     >>> import numpy as np
     >>> from dsokr import DSOKR, Training, kernels, networks, sketches
+    >>> from dsokr.regressors import Neural
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(200, 4))
     >>> Y = (X[:, :3] > 0).astype(int)  # label sets, as binary vectors
-    >>> model = DSOKR(kernels.Tanimoto(), sketches.SubSample(7), networks.MLP((32,)), random_state=0,
-    ...               training=Training(epochs=30, learning_rate=0.01))
+    >>> network = Neural(networks.MLP((32,)), training=Training(epochs=30, learning_rate=0.01))
+    >>> model = DSOKR(kernels.Tanimoto(), sketches.SubSample(7), network, random_state=0)
     >>> model.fit(X[:150], Y[:150]).predict(X[150:]).shape
     (50, 3)
     """
@@ -78,173 +75,185 @@ class DSOKR(BaseEstimator):
         self,
         kernel: Kernel,
         sketch: SketchSpec,
-        network: NetworkFactory,
+        regressor: Regressor | NetworkFactory,
         *,
-        loss: Loss | Callable[[Tensor], Tensor] = Squared(),  # noqa: B008 # frozen, so sharing it is harmless
-        decoder: Decoder = Candidates(),  # noqa: B008
-        training: Training = Training(),  # noqa: B008
+        decoder: Decoder = Candidates(),  # noqa: B008 # frozen, so sharing it is harmless
         dim: int | None = None,
         random_state: Any = None,
         device: str = "auto",
     ):
         self.kernel = kernel
         self.sketch = sketch
-        self.network = network
-        self.loss = loss
+        self.regressor = regressor
         self.decoder = decoder
-        self.training = training
         self.dim = dim
         self.random_state = random_state
         self.device = device
 
-    def fit(self, X: Any, Y: Outputs, validation: tuple[Any, Outputs] | None = None) -> DSOKR:
+    def fit(self, X: Any, Y: Any, validation: tuple[Any, Any] | None = None) -> DSOKR:
         """Algorithm 1 of the paper.
 
-        ``validation`` is a pair (X, Y) on which the epoch to keep and an open decoding rule are chosen. Without it a
-        share of the training pairs is held out for that (``Training.validation_fraction``); their outputs still count
-        for the basis and as candidates.
+        ``validation`` is a pair (X, Y) on which the regressor's epoch or penalty and an open decoding rule are chosen.
+        Without it the regressor may hold out a share of the training pairs; their outputs still count for the basis and
+        as candidates.
         """
-        self._check_parts()
-        X, Y = self._check_pairs(X, Y)
+        regressor = self._check_parts()
+        X, Y, form = self._check_pairs(X, Y)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        generator, device, loss = Generator().manual_seed(seed), resolve_device(self.device), as_loss(self.loss)
+        generator, device = Generator().manual_seed(seed), resolve_device(self.device)
+        self.decoder.check_outputs(Y, form)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
         basis = sketch_basis(self.kernel, Y, self.sketch, generator=generator, device=device)
         basis = basis if self.dim is None else basis.rotated(Y, self.dim)
-        known = EmbeddedOutputs(basis, self.decoder.known(Y))
+        known = EmbeddedOutputs(basis, self.decoder.candidates(Y), form=form)
 
-        # 1.b The input network: regression of the coordinates.
-        train_on, validate_on = self._split(X, Y, validation, generator)
-        network = built(self.network, basis.dim, X, seed)
-        pairs = self._pairs(basis, network, *train_on)
-        network = standardized(network, pairs, self.training)
-        score = partial(self._decoded_score, basis, known, *self._truth(known, validate_on))
-        history = train(
-            network,
-            pairs,
-            None if validate_on is None else self._pairs(basis, network, *validate_on),
-            loss,
-            self.training,
+        # 1.b Regression of the coordinates.
+        train, held_out = self._split(X, Y, validation, regressor.validation_fraction, generator)
+        if held_out is None and regressor.monitor != "loss":
+            raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
+        evaluate = self._evaluation(basis, known, held_out, regressor)
+        fitted = regressor.fit(
+            train[0],
+            Targets(*basis.embed_with_residual(train[1])),
+            None if held_out is None else (held_out[0], Targets(*basis.embed_with_residual(held_out[1]))),
             seed=seed,
             device=device,
-            evaluate=None if self.training.monitor == "loss" else self._best_score(score),
+            score=None if regressor.monitor == "loss" else lambda z: max(map(partial(evaluate, z), self._choices())),
         )
 
-        # 2. Inference: what the decoder leaves open is settled on the validation pairs.
-        choices = self.decoder.alternatives()
-        if len(choices) > 1 and validate_on is not None:
-            z = outputs_of(network, prepared(network, validate_on[0]))
-            choices = (max(choices, key=partial(score, z)),)
-        self.basis_, self.known_, self.network_ = basis, known, network
-        self.decoder_, self.history_ = choices[0], history
+        # 2. Inference: validation decides what the decoder leaves open.
+        choices = self._choices()
+        if len(choices) > 1 and held_out is not None:
+            choices = (max(choices, key=partial(evaluate, fitted.predict(held_out[0]))),)
+        self.basis_, self.known_, self.regressor_ = basis, known, fitted
+        self.decoder_, self.history_ = choices[0], fitted.history
         return self
 
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates in the basis."""
-        check_is_fitted(self, "network_")
-        return outputs_of(self.network_, prepared(self.network_, self._check_inputs(X, reset=False)))
+        check_is_fitted(self, "regressor_")
+        return self.regressor_.predict(self._check_inputs(X, reset=False))
 
-    def scores(self, X: Any, candidates: Outputs | None = None) -> Tensor:  # (n, c)
-        """The score of every candidate (default: those known from training) for every input; larger is better."""
+    def scores(self, X: Any, candidates: Any = None) -> Tensor:  # (n, c)
+        """The score of every candidate (default: the known outputs) for every input; larger is better."""
         z = self.coefficients(X)
-        return embedded_scores(z, *self._embedded(candidates).coordinates(), self.decoder_.scoring_rule())
+        return score(z, *self._embed(candidates).coordinates(), self.decoder_.scoring_rule())
 
-    def rank(self, X: Any, candidates: Outputs | None = None, k: int = 10) -> Ranking:
+    def rank(self, X: Any, candidates: Any = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first: positions in ``candidates`` and scores."""
-        k, z = require_k(k), self.coefficients(X)
-        return self._embedded(candidates).top(z, k, self.decoder_.scoring_rule())
+        k, z = check_k(k), self.coefficients(X)
+        return self._embed(candidates).top(z, k, self.decoder_.scoring_rule())
 
-    def predict(self, X: Any) -> Outputs:
+    def predict(self, X: Any) -> Any:
         """One output per input, in the form in which ``fit`` got them (an array for a table, CSR for sparse rows)."""
         z = self.coefficients(X)
         return self.decoder_.decode(self.basis_, z, self.known_).outputs
 
-    def score(self, X: Any, Y: Outputs) -> float:
+    def score(self, X: Any, Y: Any) -> float:
         """R² in feature space, 1 − Σ ‖ψ(ŷ) − ψ(y)‖² / Σ ‖ψ(y) − mean ψ‖².
 
         With the linear kernel it is scikit-learn's ``r2_score`` with ``multioutput="variance_weighted"``.
         """
-        Y = as_outputs(Y)
-        predicted = self.predict(X)
-        kernel = self.basis_.kernel
-        unexplained = _distances(kernel, predicted, Y).sum().item()
-        total = _scatter(kernel, Y)
-        if total <= 0:
-            return float(unexplained <= 0)
-        return 1 - unexplained / total
+        Y, kernel = as_outputs(Y), self.basis_.kernel
+        unexplained = _squared_distances(kernel, as_outputs(self.predict(X)), Y).sum().item()
+        total = _total_variance(kernel, Y)
+        return 1 - unexplained / total if total > 0 else float(unexplained <= 0)
 
-    def save(self, folder: str | Path, further: Callable[[Path], None] = lambda draft: None) -> None:
-        """Write ``config.json``, ``model.safetensors``, a model card, and ``network`` if the network needs a folder.
+    def save(self, folder: str | Path, write_further: Callable[[Path], None] = lambda draft: None) -> None:
+        """Write ``config.json``, ``model.safetensors``, a model card, and ``network`` if the regressor needs files.
 
-        Nothing is pickled. ``further`` may write more files to the folder it is called with: all appear at once.
+        Nothing is pickled. ``write_further`` may add files to the folder it is called with: all appear at once.
         """
-        check_is_fitted(self, "network_")
-        tensors = {f"network.{name}": weight for name, weight in self.network_.state_dict().items()}
+        check_is_fitted(self, "regressor_")
+        tensors = {f"regressor.{name}": tensor for name, tensor in self.regressor_.state().items()}
         tensors["basis.projection"] = self.basis_.projection
         if self.basis_.weights is not None:
             tensors["basis.weights"] = self.basis_.weights
-        parameters = self.get_params(deep=False) | {"kernel": self.basis_.kernel}  # the one it was fitted with
+        given = self.get_params(deep=False)
+        made = {"kernel": self.basis_.kernel, "decoder": self.decoder_, "regressor": _as_regressor(self.regressor)}
+        parts = {name: write_part((given | made)[name], *modules) for name, modules in PARTS.items()}
         config = {
-            "parameters": {name: describe(value) for name, value in parameters.items()},
-            "decoder": describe(self.decoder_),
+            "parts": parts,
+            "parameters": {
+                name: given[name] for name in ("dim", "random_state") if isinstance(given[name], int | None)
+            },
+            "rule": getattr(self.decoder, "rule", None),  # before validation chose
             "own_candidates": getattr(self.decoder, "outputs", None) is not None,
+            "form": asdict(self.known_.form),
             "anchors": pack_outputs(self.basis_.anchors, "anchors", tensors),
             "known": pack_outputs(self.known_.outputs, "known", tensors),
-            "history": {"rows": self.history_.rows, "best_epoch": self.history_.best_epoch},
+            "regressor": self.regressor_.facts(),
+            "history": asdict(self.history_),
             "n_features_in": getattr(self, "n_features_in_", None),
             "feature_names_in": getattr(self, "feature_names_in_", np.array([])).tolist(),
         }
 
-        def beside(draft: Path) -> None:
-            keep(self.network_, draft / "network")
-            further(draft)
+        def write_files(draft: Path) -> None:
+            (draft / "network").mkdir()
+            self.regressor_.write_files(draft / "network")
+            if not any((draft / "network").iterdir()):
+                (draft / "network").rmdir()
+            write_further(draft)
 
-        write_model(Path(folder), config, tensors, model_card(self), beside)
+        facts = {"basis dimension p": self.basis_.dim, "candidates": len(self.known_), **self._summarize_history()}
+        write_model(Path(folder), config, tensors, facts, write_files)
+
+    def _summarize_history(self) -> dict[str, str]:
+        history = self.history_
+        if not history.rows:
+            return {}
+        best = history.rows[history.best_epoch - 1].items()
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in best if name != "epoch")
+        return {"best epoch": f"{history.best_epoch} of {len(history.rows)}: {metrics}"}
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto", **parts: Any) -> DSOKR:
         """Read a saved model.
 
-        ``parts`` brings what could not be written down: ``network=...`` or ``kernel=...`` of one's own. Other functions
-        of one's own (a loss, a metric) come back as the defaults: predictions do not need them.
+        ``parts`` brings what could not be written down: ``regressor=...`` or ``kernel=...`` of one's own. Other
+        functions of one's own (a loss, a metric) come back as the defaults: predictions do not need them.
         """
         config, tensors = read_model(Path(folder))
+        unknown = set(parts) - set(PARTS)
+        if unknown:
+            raise InputError(f"DSOKR.load takes {', '.join(PARTS)}. Got {sorted(unknown)[0]!r}.")
         try:
-            return cls._restored(Path(folder), config, tensors, device, parts)
+            return cls._restore(Path(folder), config, tensors, device, parts)
         except DSOKRError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _misfit(folder, error) from error
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ModelFolderError(
+                f"{folder} is damaged, or was given parts it was not saved with ({what})."
+            ) from error
 
     @classmethod
-    def _restored(
+    def _restore(
         cls, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], device: str, given: dict[str, Any]
     ) -> DSOKR:
-        model = cls(**_parameters(config["parameters"] | {"device": device}, given))
-        where = resolve_device(device)
+        parts = {
+            name: given[name] if name in given else read_part(name, config["parts"][name], *modules)
+            for name, modules in PARTS.items()
+        }
+        model, where = cls(**parts, **config["parameters"], device=device), resolve_device(device)
         anchors = unpack_outputs(config["anchors"], "anchors", tensors)
         basis = SketchedBasis(model.kernel, anchors, tensors.get("basis.weights"), tensors["basis.projection"])
-        basis = basis.to(where)
-        known = EmbeddedOutputs(basis, unpack_outputs(config["known"], "known", tensors))
-        decoder = given["decoder"].alternatives()[0] if "decoder" in given else construct(config["decoder"])
-        if config["own_candidates"]:
-            model.decoder = replace(model.decoder, outputs=known.outputs)  # type: ignore[type-var] # Candidates
-        factory, kept = model.network, folder / "network"
-        if kept.is_dir() and "network" not in given and isinstance(factory, Restores):
-            factory = factory.kept(kept)
-        with seeded(0):  # the weights drawn here are replaced at once
-            network = Standardized.plain(factory(basis.dim), basis.dim)
-        weights = {name.removeprefix("network."): w for name, w in tensors.items() if name.startswith("network.")}
-        try:
-            network.load_state_dict(weights)
-        except RuntimeError as error:
-            raise _misfit(folder, error) from error
-        model.basis_, model.known_, model.network_ = basis, known, network.to(where).eval()
-        model.decoder_, model.history_ = decoder, History(**config["history"])
+        model.basis_ = basis.to(where)
+        form = Form(**config["form"] | {"shape": tuple(config["form"]["shape"])})
+        model.known_ = EmbeddedOutputs(model.basis_, unpack_outputs(config["known"], "known", tensors), form=form)
+        model.decoder_ = model.decoder.alternatives()[0]
+        if isinstance(model.decoder, Candidates) and config["own_candidates"]:
+            model.decoder = replace(model.decoder, outputs=form.restore(model.known_.outputs))
+        if config["rule"] is not None and "decoder" not in given:
+            model.decoder = replace(model.decoder, rule=config["rule"])  # type: ignore[type-var, call-arg] # it has one
+        state = {name.removeprefix("regressor."): t for name, t in tensors.items() if name.startswith("regressor.")}
+        regressor = _as_regressor(model.regressor)
+        model.regressor_ = regressor.restore(state, config["regressor"], folder / "network", basis.dim, where)
+        model.history_ = model.regressor_.history = regressors.History(**config["history"])
         if config["n_features_in"] is not None:
             model.n_features_in_ = config["n_features_in"]
-        if config.get("feature_names_in"):  # not in folders of earlier versions
+        if config["feature_names_in"]:
             model.feature_names_in_ = np.array(config["feature_names_in"], dtype=object)
         return model
 
@@ -255,171 +264,122 @@ class DSOKR(BaseEstimator):
         tags.non_deterministic = self.random_state is None
         return tags
 
-    def _check_parts(self) -> None:
-        for name, kind in (("kernel", Kernel), ("sketch", SketchSpec), ("decoder", Decoder), ("training", Training)):
+    def _check_parts(self) -> Regressor:
+        for name, (kind, example) in EXAMPLES.items():
             if not isinstance(getattr(self, name), kind):
-                wanted, got = kind.__name__, repr(getattr(self, name))
-                raise InputError(f"{name} must be a {wanted}, such as {EXAMPLES[name]}. Got {got}.")
-        if isinstance(self.network, nn.Module) or not callable(self.network):
-            raise InputError(
-                "network must be a function from p to a torch module, such as networks.MLP() or `lambda p: ...`: "
-                f"p is known only once the basis is. Got {type(self.network).__name__}."
-            )
+                got = repr(getattr(self, name))
+                raise InputError(f"{name} must be a {kind.__name__}, such as {example}. Got {got}.")
         self.decoder.check(self.kernel)
+        return _as_regressor(self.regressor)
 
-    def _check_pairs(self, X: Any, Y: Outputs) -> tuple[Any, Outputs]:
+    def _check_pairs(self, X: Any, Y: Any) -> tuple[Any, Outputs, Form]:
         if Y is None:
             raise InputError("DSOKR requires y to be passed, but the target y is None.")
-        X, Y = self._check_inputs(X, reset=True), as_outputs(Y)
+        X, (Y, form) = self._check_inputs(X, reset=True), canonical(Y)
         _check_same_length(X, Y)
         if count(Y) < 2:
             raise InputError("At least two pairs are needed to learn anything. Got n_samples=1.")
-        return X, Y
+        return X, Y, form
 
     def _check_inputs(self, X: Any, reset: bool) -> Any:
-        """Arrays are checked as scikit-learn does, tensors for NaN; other collections are the network's affair."""
+        """Arrays are checked as scikit-learn does, tensors for NaN; other collections are the regressor's affair."""
         if reset:
             for name in ("n_features_in_", "feature_names_in_"):
                 self.__dict__.pop(name, None)
         if isinstance(X, Tensor):
-            if X.is_floating_point() and not torch.isfinite(X).all():
-                raise InputError("X must be finite. Got NaN or inf.")
-            if reset:
-                self.n_features_in_ = X.shape[1] if X.ndim > 1 else 1
-            elif X.ndim > 1 and X.shape[1] != getattr(self, "n_features_in_", None):
-                expected = getattr(self, "n_features_in_", "no array")
-                raise InputError(f"X has {X.shape[1]} features, but DSOKR is expecting {expected} as input.")
+            self._check_tensor(X, reset)
             return X
         if _is_raw(X):
-            if not len(X):
+            if not count(X):
                 raise InputError("X is empty: at least one input is needed.")
-            return list(X)
-        if sp.issparse(X):
-            raise InputError("Sparse X is not supported: networks take dense inputs. Pass X.toarray().")
+            return X if sp.issparse(X) or not hasattr(X, "__array__") else list(X)
         return validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric")
 
+    def _check_tensor(self, X: Tensor, reset: bool) -> None:
+        if X.is_floating_point() and not torch.isfinite(X).all():
+            raise InputError("X must be finite. Got NaN or inf.")
+        if reset:
+            self.n_features_in_ = X.shape[1] if X.ndim > 1 else 1
+        elif X.ndim > 1 and X.shape[1] != getattr(self, "n_features_in_", None):
+            expected = getattr(self, "n_features_in_", "no array")
+            raise InputError(f"X has {X.shape[1]} features, but DSOKR is expecting {expected} as input.")
+
     def _split(
-        self, X: Any, Y: Outputs, validation: tuple[Any, Outputs] | None, generator: Generator
-    ) -> tuple[Any, Any]:
-        """The pairs to train on and those to validate on, or None."""
+        self, X: Any, Y: Outputs, validation: Any, fraction: float, generator: Generator
+    ) -> tuple[tuple[Any, Outputs], tuple[Any, Outputs] | None]:
+        """The pairs to train on and those to validate on, if any."""
         if validation is not None:
             if not isinstance(validation, tuple | list) or len(validation) != 2:
                 raise InputError(f"validation must be a pair (X, Y). Got {type(validation).__name__}.")
             X_val, Y_val = self._check_inputs(validation[0], reset=False), as_outputs(validation[1], "validation Y")
             _check_same_length(X_val, Y_val, "validation ")
             return (X, Y), (X_val, Y_val)
-        held_out = round(self.training.validation_fraction * count(Y))
+        held_out = round(fraction * count(Y))
         if held_out == 0:
-            if self.training.monitor != "loss":
-                raise InputError("Training.monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
             return (X, Y), None
         if held_out == count(Y):
-            raise InputError(f"Training.validation_fraction leaves none of the {held_out} pairs to train on.")
+            raise InputError(f"A validation fraction of {fraction} leaves none of the {held_out} pairs to train on.")
         order = torch.randperm(count(Y), generator=generator)
-        return tuple((take(X, part), take(Y, part)) for part in (order[held_out:], order[:held_out]))  # type: ignore[return-value] # two parts
+        train, valid = order[held_out:], order[:held_out]
+        return (take(X, train), take(Y, train)), (take(X, valid), take(Y, valid))
 
-    def _pairs(self, basis: SketchedBasis, network: nn.Module, X: Any, Y: Outputs) -> Pairs:
-        where = basis.device if self.training.keep_data_on_device else torch.device("cpu")
-        targets, residuals = (part.float().to(where) for part in basis.embed_with_residual(Y))
-        return Pairs(prepared(network, X), targets, residuals)
+    def _choices(self) -> tuple[Decoder, ...]:
+        return self.decoder.alternatives()
 
-    def _best_score(self, score: Callable[[Tensor, Decoder], float]) -> Callable[[Tensor], float]:
-        """What early stopping watches if it is a metric of decoded outputs: that of the decoder which does best."""
-        return lambda z: max(score(z, decoder) for decoder in self.decoder.alternatives())
+    def _evaluation(
+        self, basis: SketchedBasis, known: EmbeddedOutputs, held_out: Any, regressor: Regressor
+    ) -> Callable[[Tensor, Decoder], float]:
+        """How good coordinates of the validation inputs are with a decoder, by the regressor's monitor."""
+        Y = None if held_out is None else held_out[1]
+        if regressor.monitor == "mrr":
+            truth = positions(Y, known.outputs)
+            return lambda z, decoder: known.ranks(z, truth, decoder.scoring_rule()).reciprocal().mean().item()
 
-    def _decoded_score(
-        self,
-        basis: SketchedBasis,
-        known: EmbeddedOutputs,
-        Y: Outputs,
-        places: Tensor | None,
-        z: Tensor,
-        decoder: Decoder,
-    ) -> float:
-        monitor = self.training.monitor
-        if places is not None:
-            return known.ranks(z, places, decoder.scoring_rule()).reciprocal().mean().item()
-        predicted = decoder.decode(basis, z, known).outputs
-        if callable(monitor):
-            return float(monitor(predicted, Y))
-        return -_distances(self.kernel, predicted, Y).mean().item()
+        def evaluate(z: Tensor, decoder: Decoder) -> float:
+            predicted = decoder.decode(basis, z, known).outputs
+            if callable(regressor.monitor):
+                return float(regressor.monitor(predicted, known.form.restore(Y)))
+            return -_squared_distances(self.kernel, as_outputs(predicted), Y).mean().item()
 
-    def _truth(self, known: EmbeddedOutputs, validation: Any) -> tuple[Outputs, Tensor | None]:
-        """The validation outputs and, if their ranks are watched, where they stand among the candidates."""
-        Y = None if validation is None else validation[1]
-        return Y, positions(Y, known.outputs) if self.training.monitor == "mrr" else None
+        return evaluate
 
-    def _embedded(self, candidates: Outputs | None) -> EmbeddedOutputs:
+    def _embed(self, candidates: Any) -> EmbeddedOutputs:
         return self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)
 
 
+def _as_regressor(regressor: Any) -> Regressor:
+    if isinstance(regressor, Regressor):
+        return regressor
+    if isinstance(regressor, nn.Module) or not callable(regressor):
+        raise InputError(
+            "regressor must be a Regressor, such as regressors.KernelRidge(...), or a function from p to a torch "
+            f"module, such as networks.MLP(): p is known only once the basis is. Got {type(regressor).__name__}."
+        )
+    return Neural(regressor)
+
+
 def _is_raw(X: Any) -> bool:
-    """Whether inputs are no table of numbers: strings, objects, rows of different lengths. Networks prepare these."""
+    """Whether inputs are not a dense table of numbers: sparse rows, strings, objects, rows of different lengths."""
+    if sp.issparse(X):
+        return True
     if hasattr(X, "dtype") and getattr(X, "ndim", None) == 1:  # an array, or a column of a table
         return getattr(X.dtype, "kind", "O") in "OUST"  # objects, and texts in three forms
     if not isinstance(X, list | tuple):
-        return False
+        return not hasattr(X, "__array__")
     if not len(X) or not isinstance(X[0], int | float | np.ndarray | list | tuple):
         return True
     return len({len(x) for x in X if isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.ndim)}) > 1
 
 
-def _distances(kernel: Kernel, a: Outputs, b: Outputs) -> Tensor:  # (n,)
-    """Δ(a_i, b_i) = ‖ψ(a_i) − ψ(b_i)‖²."""
+def _squared_distances(kernel: Kernel, a: Outputs, b: Outputs) -> Tensor:  # (n,)
+    """‖ψ(a_i) − ψ(b_i)‖²."""
     return kernel.diag(a) - 2 * kernel.paired(a, b) + kernel.diag(b)
 
 
-def _scatter(kernel: Kernel, ys: Outputs) -> float:
+def _total_variance(kernel: Kernel, ys: Outputs) -> float:
     """Σ_i ‖ψ(y_i) − mean ψ‖² = Σ_i k(y_i, y_i) − (1/n) Σ_ij k(y_i, y_j)."""
     total = kernel.against(ys, torch.ones(1, count(ys), dtype=torch.float64))
     return sum((kernel.diag(block).sum() - total(block).sum() / count(ys)).item() for _, block in blocks(ys, BLOCK))
-
-
-def _parameters(described: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(given) - set(described)
-    if unknown:
-        raise InputError(f"DSOKR has no parameter {sorted(unknown)[0]!r}.")
-    for name in ("kernel", "network", "sketch", "decoder"):
-        if name not in described:
-            raise ModelFolderError(f"config.json is incomplete: it does not name the {name}.")
-        if is_unwritten(described[name]) and name not in given:
-            raise ModelFolderError(
-                f"The model was saved with a {name} of its author's own ({described[name][NOT_WRITTEN]}): "
-                f"pass it as DSOKR.load(folder, {name}=...)."
-            )
-    wanted = {name: value for name, value in described.items() if name not in given and not is_unwritten(value)}
-    return {name: construct(value) for name, value in wanted.items()} | given
-
-
-def _misfit(folder: str | Path, error: Exception) -> ModelFolderError:
-    what = f"{type(error).__name__}: {error}"
-    return ModelFolderError(f"{folder} is damaged, or was given parts it was not saved with ({what}).")
-
-
-def model_card(model: DSOKR) -> str:
-    """A few lines on what the model is and how to use it."""
-    best = model.history_.rows[model.history_.best_epoch - 1]
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in best.items() if name != "epoch")
-    return f"""# A DSOKR model
-
-| | |
-|---|---|
-| output kernel | `{model.kernel}` |
-| sketch | `{model.sketch}` |
-| basis dimension p | {model.basis_.dim} |
-| network | `{model.network}` |
-| loss | `{model.loss}` |
-| decoder | `{model.decoder_}` |
-| candidates | {len(model.known_)} |
-| best epoch | {model.history_.best_epoch} of {len(model.history_.rows)}: {metrics} |
-
-```python
-from dsokr import DSOKR
-
-model = DSOKR.load("this folder")
-model.predict(X)
-```
-"""
 
 
 def _check_same_length(X: Any, Y: Outputs, which: str = "") -> None:

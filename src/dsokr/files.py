@@ -130,7 +130,7 @@ def checksum(path: Path) -> str:
 def fingerprint(*parts: Any) -> str:
     """Return a SHA-256 that is equal for equal values, in any process and on any device.
 
-    Numbers of any type count by their value, dataclasses by their compared fields, functions and classes by their names.
+    Numbers count by value whatever their type, dataclasses by their compared fields, functions and classes by name.
 
     >>> fingerprint(np.array([1, 2])) == fingerprint(np.array([1.0, 2.0])), fingerprint("a") == fingerprint("b")
     (True, False)

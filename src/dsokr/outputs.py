@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -158,7 +159,9 @@ def _as_numbers(items: Any, name: str) -> np.ndarray | None:
         return None
     else:
         try:
-            array = np.asarray([np.asarray(item, np.float64) if _has_none(item) else np.asarray(item) for item in items])
+            array = np.asarray(
+                [np.asarray(item, np.float64) if _has_none(item) else np.asarray(item) for item in items]
+            )
         except (ValueError, TypeError):
             return None
     if array.dtype.kind == "c":
@@ -281,7 +284,7 @@ def keys(ys: Outputs) -> Iterator[Any]:
             rows.eliminate_zeros()
             rows.sort_indices()
             places, numbers, ends = rows.indices.astype(np.int64), rows.data, rows.indptr.tolist()
-            for start, stop in zip(ends[:-1], ends[1:], strict=True):
+            for start, stop in pairwise(ends):
                 yield places[start:stop].tobytes(), numbers[start:stop].tobytes()
     else:
         yield from (_object_key(y) for y in ys)

@@ -152,6 +152,24 @@ def _names(module: ModuleType) -> list[str]:
     return [name for name in sorted(vars(module)) if not name.startswith("_") and _find(name, (module,)) is not None]
 
 
+def write_part(part: Any, *modules: ModuleType) -> dict[str, str]:
+    """Write a part as its expression or, if it has none, as what it prints."""
+    try:
+        return {"expression": write_expression(part, *modules)}
+    except Unwritten:
+        return {"unwritten": repr(part)}
+
+
+def read_part(name: str, written: dict[str, str], *modules: ModuleType) -> Any:
+    """Make the part that :func:`write_part` wrote."""
+    if "expression" in written:
+        return parse_expression(written["expression"], *modules)
+    raise ModelFolderError(
+        f"The model was saved with a {name} of its author's own ({written['unwritten']}): pass it as "
+        f"DSOKR.load(folder, {name}=...)."
+    )
+
+
 def pack_outputs(ys: Outputs, prefix: str, tensors: Tensors) -> dict[str, Any]:
     """Put canonical outputs among the tensors and return what is needed to get them back."""
     if isinstance(ys, Tensor):
@@ -199,9 +217,13 @@ def unpack_outputs(packed: dict[str, Any], prefix: str, tensors: Tensors) -> Out
 
 
 def write_model(
-    folder: Path, config: dict[str, Any], tensors: Tensors, card: str, write_further: Callable[[Path], None]
+    folder: Path,
+    config: dict[str, Any],
+    tensors: Tensors,
+    facts: dict[str, Any],
+    write_further: Callable[[Path], None],
 ) -> None:
-    """Write a model's folder, whole or not at all; ``write_further`` adds files to the draft.
+    """Write a model's folder, whole or not at all; ``facts`` go to its card, ``write_further`` adds files to the draft.
 
     Only a saved model, or an empty folder, is ever replaced.
     """
@@ -212,8 +234,26 @@ def write_model(
         save_file(weights, str(draft / "model.safetensors"))
         head = {"format": FORMAT, "dsokr": __version__, "sha256": checksum(draft / "model.safetensors")}
         write_json(draft / "config.json", head | config)
-        (draft / "README.md").write_text(card, encoding="utf-8")
+        (draft / "README.md").write_text(_write_card(config["parts"], facts), encoding="utf-8")
         write_further(draft)
+
+
+def _write_card(parts: dict[str, dict[str, str]], facts: dict[str, Any]) -> str:
+    made = [f"| {name} | `{text}` |" for name, written in parts.items() for text in written.values()]
+    rows = "\n".join([*made, *(f"| {name} | {value} |" for name, value in facts.items())])
+    return f"""# A DSOKR model
+
+| | |
+|---|---|
+{rows}
+
+```python
+from dsokr import DSOKR
+
+model = DSOKR.load("this folder")
+model.predict(X)
+```
+"""
 
 
 def is_replaceable(folder: Path) -> bool:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from dsokr.basis import Rule, SketchedSpan, require_generator, sketch_span
+from dsokr.basis import SketchedSpan, check_generator, sketch_span
 from dsokr.decoders import Candidates, EmbeddedOutputs
-from dsokr.errors import InputError
+from dsokr.errors import InputError, import_extra
 from dsokr.kernels import Kernel
-from dsokr.outputs import Outputs, as_outputs, count, distinct, take
-from dsokr.plotting import pyplot
+from dsokr.outputs import Form, Outputs, canonical, count, distinct, take
+from dsokr.rules import Rule
 from dsokr.sketches import Full, SketchSpec, approximate_leverage
 
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
@@ -39,7 +39,7 @@ def leverage_scores(
     >>> leverage_scores(kernels.Linear(), ys, regularization=1 / 3, pilot=3, generator=Generator())
     tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
     """
-    ys, generator = as_outputs(ys), require_generator(generator)
+    ys, generator = canonical(ys)[0], check_generator(generator)
 
     def gram(a: Tensor, b: Tensor) -> Tensor:
         return kernel(take(ys, a), take(ys, b))
@@ -49,7 +49,7 @@ def leverage_scores(
 
 @dataclass(frozen=True, eq=False)
 class SizeCurve:
-    """How well a perfectly trained network could do at every sketch size."""
+    """How well a perfect regressor would do at every sketch size."""
 
     sizes: tuple[int, ...]
     values: Tensor  # (replicates, sizes)
@@ -79,7 +79,7 @@ def perfect_h(
     replicates: int = 1,
     device: torch.device | str = "cpu",
 ) -> SizeCurve:
-    """*Perfect h*: put the true coordinates ψ̃(y) in the network's place, and see how well each sketch size does.
+    """*Perfect h*: use the true coordinates ψ̃(y) in place of the regressor's, and measure how well each sketch size does.
 
     Without a metric the value is the mean of ‖h(x) − ψ(y)‖², the residual of the validation outputs. With a metric,
     coordinates are decoded among ``candidates`` (default: the distinct training outputs) and the value is
@@ -87,23 +87,29 @@ def perfect_h(
     rows, so that all kernel values are computed once. ``sketch.size`` is ignored.
     """
     sizes = tuple(sorted(set(sizes)))
-    ys, validation = as_outputs(ys), as_outputs(validation, "validation")
-    generator = require_generator(generator)
+    ys, (validation, form) = canonical(ys)[0], canonical(validation, "validation")
+    generator = check_generator(generator)
     if not sizes or replicates < 1:
         raise InputError("perfect_h needs at least one sketch size and one replicate.")
     if isinstance(sketch, Full):
         raise InputError("Full has no size to choose. Use SubSample, Gaussian, Sparsified, Hadamard or LeverageSample.")
     largest = replace(sketch, size=sizes[-1])  # type: ignore[type-var] # every specification but Full is a dataclass with a size
-    pool = as_outputs(take(ys, distinct(ys)) if candidates is None else candidates, "candidates") if metric else None
+    pool = take(ys, distinct(ys)) if candidates is None else canonical(candidates, "candidates")[0]
     values = []
     for _ in range(replicates):
         span = sketch_span(kernel, ys, largest, generator=generator, device=device)
-        values.append(_curve(span, validation, sizes, metric, pool, rule))
+        values.append(_compute_curve(span, validation, form, sizes, metric, pool, rule))
     return SizeCurve(sizes, torch.tensor(values, dtype=torch.float64), larger_is_better=metric is not None)
 
 
-def _curve(
-    span: SketchedSpan, validation: Outputs, sizes: tuple[int, ...], metric: Metric | None, pool: Outputs, rule: Rule
+def _compute_curve(
+    span: SketchedSpan,
+    validation: Outputs,
+    form: Form,
+    sizes: tuple[int, ...],
+    metric: Metric | None,
+    pool: Outputs,
+    rule: Rule,
 ) -> list[float]:
     bases = [span.basis(m) for m in sizes]
     functions = span.evaluate(validation)
@@ -115,9 +121,9 @@ def _curve(
     values = []
     for basis, z in zip(bases, coordinates, strict=True):
         embedding = pool_functions[:, : basis.size] @ basis.projection.T
-        known = EmbeddedOutputs(basis, pool, coordinates=(embedding, pool_diag))
+        known = EmbeddedOutputs(basis, pool, coordinates=(embedding, pool_diag), form=form)
         predicted = Candidates(rule=rule).decode(basis, z, known).outputs
-        values.append(float(metric(predicted, validation)))
+        values.append(float(metric(predicted, form.restore(validation))))
     return values
 
 
@@ -139,7 +145,11 @@ def choose_size(curve: SizeCurve, tolerance: float = 0.01) -> int:
 
 def plot_sizes(curve: SizeCurve, chosen: int | None = None, label: str = "value", axes: Any = None) -> Any:
     """Plot the curve, its spread over replicates and the chosen size; returns the matplotlib axes."""
-    axes = pyplot().subplots(figsize=(5, 3.4), layout="constrained")[1] if axes is None else axes
+    axes = (
+        import_extra("matplotlib.pyplot", "plots").subplots(figsize=(5, 3.4), layout="constrained")[1]
+        if axes is None
+        else axes
+    )
     mean = curve.mean()
     axes.plot(curve.sizes, mean, marker="o", markersize=3)
     axes.fill_between(curve.sizes, curve.values.amin(dim=0), curve.values.amax(dim=0), alpha=0.2)
