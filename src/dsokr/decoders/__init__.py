@@ -3,7 +3,7 @@
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.candidates import Candidates
 from dsokr.decoders.embedded import EmbeddedOutputs
-from dsokr.decoders.gradient import Box, Gradient, Simplex
+from dsokr.decoders.vectors import Box, Gradient, Simplex
 from dsokr.decoders.labels import LabelSet
 from dsokr.decoders.moves import Molecules, Moves, Neighbors
 from dsokr.decoders.rankings import HammingRanking, Kemeny, Lehmer

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from numbers import Integral
 from typing import ClassVar
 
 import numpy as np
@@ -20,14 +19,14 @@ from torch import Tensor
 from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled, run_in_threads
-from dsokr.decoders.base import Decoded, Decoder, best_of
+from dsokr.decoders.base import Decoder, combine_anchors, keep_better
 from dsokr.decoders.embedded import EmbeddedOutputs
-from dsokr.errors import InputError
+from dsokr.errors import InputError, check_integers, check_number
 from dsokr.kernels import Kernel, Normalized, Scaled
-from dsokr.kernels.rankings import RankingKernel, as_positions
-from dsokr.outputs import Outputs, in_form_of, take
+from dsokr.kernels.rankings import RankingKernel
+from dsokr.outputs import Outputs, take
 
-LARGEST = 24  # items that are ordered exactly at most: the table of their subsets takes 8 · 2^24 bytes
+LARGEST = 24  # items ordered exactly at most: the table of their subsets takes 8 · 2^24 bytes
 ENTRIES = 2**23  # of the pairwise preferences of all rows decoded at once
 SHARE = 16  # rows that a thread takes at a time
 
@@ -42,8 +41,8 @@ class RankingDecoder(Decoder):
     forms: ClassVar[tuple[type[Kernel], ...]] = (Scaled, Normalized)
 
     @abstractmethod
-    def rankings(self, w: Floats, start: Floats) -> Integers:  # (n, dimension), (n, d) -> (n, d)
-        """The best ranking for every w, positions counted from 0. ``start`` is the best known one."""
+    def maximize(self, w: Floats, start: Floats) -> Integers:  # (n, dimension), (n, d) -> (n, d)
+        """Find the best ranking for every w, positions counted from 0. ``start`` is the best known one."""
 
     def check(self, kernel: Kernel) -> None:
         plain = kernel
@@ -56,36 +55,34 @@ class RankingDecoder(Decoder):
                 f"Got {kernel}. Use Candidates()."
             )
 
-    def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        z, rule = self.checked(basis, z, known), self.scoring_rule()
-        if not len(z):  # kernels take at least one ranking
-            return Decoded(take(known.outputs, slice(0)), z.new_empty(0))
-        nearest = known.top(z, 1, rule)
-        start = as_positions(take(known.outputs, nearest.indices[:, 0])).cpu().numpy()
-        found = self.rankings(functional(basis, z).cpu().numpy(), start) + _first_position(known.outputs)
-        return best_of(basis, z, known, nearest, rule, in_form_of(known.outputs, found))
+    def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
+        nearest = known.top(z, 1, "kernel")
+        start = take(known.outputs, nearest.indices[:, 0]).cpu().numpy()
+        found = self.maximize(self.functional(basis, z).cpu().numpy(), start) + _first_position(known.outputs)
+        return keep_better(basis, z, known, nearest, torch.from_numpy(found).double(), "kernel")
 
+    def functional(self, basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, dimension)
+        """w = Σ_j c_j t(a_j) / t e(a_j), for a kernel t(σ) t(σ') ⟨e(σ), e(σ')⟩ whose t is the same for full rankings.
 
-def functional(basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, dimension)
-    """w for every row of z: the score of a full ranking σ is k(σ, σ) / ‖e(σ)‖² · (2⟨w, e(σ)⟩ − ‖e(σ)‖²)."""
-    weights = basis.projection if basis.weights is None else basis.projection @ basis.weights
-    kernel = basis.kernel
-    while not isinstance(kernel, RankingKernel):
-        if isinstance(kernel, Normalized):  # a full ranking has the same length as any other
-            full = kernel.kernel.diag(_any_ranking(basis)).to(weights)
-            weights = weights * (full / kernel.kernel.diag(basis.anchors).to(weights)).sqrt()
-        kernel = kernel.kernel  # type: ignore[attr-defined] # the decoder has checked that it has one
-    return z @ (weights @ kernel.embedding(basis.anchors).to(weights))
+        The score of a full ranking is then t² (2⟨w, e(σ)⟩ − ‖e(σ)‖²).
+        """
+        scales = self._scales(basis, basis.anchors) / self._scales(basis, _any_ranking(basis))
+        return (combine_anchors(basis, z) * scales) @ self.kernel().embedding(basis.anchors).to(z)
+
+    def _scales(self, basis: SketchedBasis, rankings: Tensor) -> Tensor:  # (n,)
+        """t(σ) = √k(σ, σ) / ‖e(σ)‖: constant if the kernel is scaled, ‖e(σ)‖⁻¹ if it is normalised."""
+        squared = self.kernel().diag(rankings)
+        return torch.where(squared > 0, basis.kernel.diag(rankings) / squared, 1.0).sqrt()
 
 
 def _any_ranking(basis: SketchedBasis) -> Tensor:  # (1, d)
-    return torch.arange(as_positions(basis.anchors).shape[1])[None]
+    """A full ranking, and one that does not embed as zero."""
+    return torch.arange(basis.anchors.shape[1]).flip(0)[None].to(basis.anchors)
 
 
-def _first_position(rankings: Outputs) -> int:
+def _first_position(rankings: Tensor) -> int:
     """Whether positions are counted from 0 or from 1. Items that are not ranked have negative ones."""
-    positions = as_positions(rankings)
-    ranked = positions[positions >= 0]
+    ranked = rankings[rankings >= 0]
     return int(len(ranked) > 0 and bool((ranked >= 1).all()))
 
 
@@ -103,11 +100,9 @@ class HammingRanking(RankingDecoder):
 
     kernel = kernels.Hamming
 
-    def rankings(self, w: Floats, start: Floats) -> Integers:
-        positions = np.empty(start.shape, np.int64)
-        for row, profit in enumerate(w.reshape(len(w), start.shape[1], -1)):
-            positions[row] = linear_sum_assignment(profit, maximize=True)[1]
-        return positions
+    def maximize(self, w: Floats, start: Floats) -> Integers:
+        profits = w.reshape(len(w), start.shape[1], -1)
+        return np.stack([linear_sum_assignment(profit, maximize=True)[1] for profit in profits])
 
 
 @dataclass(frozen=True)
@@ -125,14 +120,14 @@ class Lehmer(RankingDecoder):
     kernel = kernels.Lehmer
     forms = (Scaled,)  # ‖e(σ)‖ is not the same for all rankings
 
-    def rankings(self, w: Floats, start: Floats) -> Integers:
-        return ranking_of_code(np.clip(np.rint(w), 0, np.arange(w.shape[1])).astype(np.int64))
+    def maximize(self, w: Floats, start: Floats) -> Integers:
+        return rank_by_code(np.clip(np.rint(w), 0, np.arange(w.shape[1])).astype(np.int64))
 
 
-def ranking_of_code(code: Integers) -> Integers:  # (n, d) -> (n, d)
-    """The rankings with c_i = #{j < i : σ(j) > σ(i)}. Items come one after the other, and push others down.
+def rank_by_code(code: Integers) -> Integers:  # (n, d) -> (n, d)
+    """The rankings with c_i = #{j < i : σ(j) > σ(i)}. Items are inserted one after the other, and push others down.
 
-    >>> ranking_of_code(np.array([[0, 1, 2]]))
+    >>> rank_by_code(np.array([[0, 1, 2]]))
     array([[2, 1, 0]])
     """
     positions = np.arange(code.shape[1]) - code  # of every item among those up to it
@@ -143,11 +138,11 @@ def ranking_of_code(code: Integers) -> Integers:  # (n, d) -> (n, d)
 
 @dataclass(frozen=True)
 class Kemeny(RankingDecoder):
-    """max_σ Σ_{i < j} w_ij sign(σ(j) − σ(i)), Kemeny's rank aggregation: NP-hard, and small enough to be solved.
+    """max_σ Σ_{i < j} w_ij sign(σ(j) − σ(i)), Kemeny's rank aggregation: NP-hard, but small enough to be solved.
 
-    Item i beats j when w_ij speaks for i before j. Where every item of one group beats every item of another, some best
-    ranking has the first group in front, so the items fall into groups that are ordered one by one. Groups of up to
-    ``exact_up_to`` items are ordered exactly, in O(2^g g) time for g items, by going through their subsets S:
+    Item i beats j when w_ij prefers i before j. If every item of one group beats every item of another, some best
+    ranking has the first group in front, so the groups are ordered one by one. Groups of up to ``exact_up_to`` items
+    are ordered exactly, in O(2^g g) time for g items, by dynamic programming over their subsets S:
 
         best(S) = max_{t ∈ S} best(S ∖ t) + Σ_{i ∈ S ∖ t} w_it.
 
@@ -169,32 +164,31 @@ class Kemeny(RankingDecoder):
     exact_up_to: int = 16
 
     def __post_init__(self) -> None:
-        if not isinstance(self.exact_up_to, Integral) or not 1 <= self.exact_up_to <= LARGEST:
-            raise InputError(f"Kemeny.exact_up_to must be a whole number, 1 to {LARGEST}. Got {self.exact_up_to!r}.")
+        check_integers(self, exact_up_to=1)
+        check_number(self, "exact_up_to", f"at most {LARGEST}", self.exact_up_to <= LARGEST)
 
     def bound(self, basis: SketchedBasis, z: Tensor) -> Tensor:  # (n,)
-        """Scores that no full ranking exceeds: those of a ranking with all pairs of items as w would have them.
+        """Scores that no full ranking exceeds: those of a ranking with all pairs of items in the order w prefers.
 
         A ranking that reaches it is the best one.
         """
         self.check(basis.kernel)
-        largest = functional(basis, basis.checked(z)).abs().sum(dim=1)
-        any_ranking = _any_ranking(basis)
-        length = kernels.Kemeny().diag(any_ranking).to(largest)
-        return basis.kernel.diag(any_ranking).to(largest) / length * (2 * largest - length)
+        largest = self.functional(basis, basis.check_coordinates(z)).abs().sum(dim=1)
+        full = _any_ranking(basis)
+        return self._scales(basis, full).square() * (2 * largest - self.kernel().diag(full))
 
-    def rankings(self, w: Floats, start: Floats) -> Integers:
+    def maximize(self, w: Floats, start: Floats) -> Integers:
         d = start.shape[1]
         first, second = np.triu_indices(d, 1)
         positions = np.empty(start.shape, np.int64)
-        for where in np.array_split(np.arange(len(w)), -(-len(w) * d * d // ENTRIES)):
-            before = np.zeros((len(where), d, d))  # [:, i, j] is what i before j adds
-            before[:, first, second], before[:, second, first] = w[where], -w[where]
-            positions[where] = self._ranked(before, start[where])
+        for rows in np.array_split(np.arange(len(w)), -(-len(w) * d * d // ENTRIES)):
+            before = np.zeros((len(rows), d, d))  # [:, i, j] is what i before j adds
+            before[:, first, second], before[:, second, first] = w[rows], -w[rows]
+            positions[rows] = self._order(before, start[rows])
         return positions
 
-    def _ranked(self, before: Floats, start: Floats) -> Integers:  # (n, d, d), (n, d) -> (n, d)
-        by_wins, group = _groups(before)
+    def _order(self, before: Floats, start: Floats) -> Integers:  # (n, d, d), (n, d) -> (n, d)
+        by_wins, group = _find_groups(before)
         by_start = np.lexsort((start, group), axis=1)
         positions = np.empty(start.shape, np.int64)
 
@@ -207,8 +201,8 @@ class Kemeny(RankingDecoder):
         return positions
 
 
-def _groups(before: Floats) -> tuple[Integers, Integers]:  # (n, d, d) -> (n, d), (n, d)
-    """The items by their number of wins, and the group of each item, 0 for the one in front.
+def _find_groups(before: Floats) -> tuple[Integers, Integers]:  # (n, d, d) -> (n, d), (n, d)
+    """Return the items by their number of wins, and the group of each item, 0 for the one in front.
 
     The first k items by wins are groups of their own when they have all the wins that k items can have:
     k (k − 1) / 2 among themselves and k (d − k) over the others.
@@ -227,28 +221,24 @@ def _groups(before: Floats) -> tuple[Integers, Integers]:  # (n, d, d) -> (n, d)
 def _rank(
     before: Floats, by_wins: Integers, by_start: Integers, sizes: Integers, exact_up_to: int, positions: Integers
 ) -> None:
-    """Order group after group, and write the positions of their items."""
+    """Order the groups one after the other, and write the positions of their items."""
     first = 0
     for size in sizes:
-        group, other = by_wins[first : first + size], by_start[first : first + size]
-        order = _exact_order(before, group) if size <= exact_up_to else _moved_order(before, group, other)
+        order, other = by_wins[first : first + size].copy(), by_start[first : first + size].copy()
+        if size <= exact_up_to:
+            order = _order_exactly(before, order)
+        elif _improve(before, order) < _improve(before, other):
+            order = other
         for place in range(size):
             positions[order[place]] = first + place
         first += size
 
 
 @compiled
-def _moved_order(before: Floats, one: Integers, other: Integers) -> Integers:  # (g,)
-    """The better end of two searches that move one item at a time."""
-    a, b = one.copy(), other.copy()
-    return a if _improve(before, a) >= _improve(before, b) else b
-
-
-@compiled
-def _exact_order(before: Floats, group: Integers) -> Integers:  # (g,)
+def _order_exactly(before: Floats, group: Integers) -> Integers:  # (g,)
     """Items, first to last. Subsets are bits; what they add in front of an item is the sum of two halves' tables."""
     g, half = len(group), len(group) // 2
-    low, high = _added_by_subsets(before, group[:half], group), _added_by_subsets(before, group[half:], group)
+    low, high = _tabulate_subsets(before, group[:half], group), _tabulate_subsets(before, group[half:], group)
     best = np.zeros(1 << g)
     for subset in range(1, 1 << g):
         best[subset] = _last(best, low, high, subset)[1]
@@ -260,7 +250,7 @@ def _exact_order(before: Floats, group: Integers) -> Integers:  # (g,)
 
 
 @compiled
-def _added_by_subsets(before: Floats, some: Integers, group: Integers) -> Floats:  # (2^h, g)
+def _tabulate_subsets(before: Floats, some: Integers, group: Integers) -> Floats:  # (2^h, g)
     """Σ_{i ∈ S} before[i, t] for every set S of some items and every item t of the group."""
     sums = np.zeros((1 << len(some), len(group)))
     for subset in range(1, len(sums)):
@@ -287,7 +277,7 @@ def _last(best: Floats, low: Floats, high: Floats, subset: int) -> tuple[int, fl
 
 @compiled
 def _improve(before: Floats, order: Integers) -> float:
-    """Move one item at a time, always the best move, until none is better in single precision; what it adds up to."""
+    """Make the best move of one item until none helps in single precision; return what the order adds up to."""
     value = 0.0
     for place in range(len(order)):
         for later in range(place + 1, len(order)):

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsokr.basis import RULES, Rule, SketchedBasis, check_rule, embedded_scores
+from dsokr.basis import SketchedBasis
+from dsokr.rules import RULES, Rule, check_rule, score as embedded_scores
 from dsokr.decoders._objective import Objective, Parts, terms_of
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.embedded import EmbeddedOutputs
@@ -71,10 +72,8 @@ class GraphSearch(Decoder):
             raise InputError("GraphSearch(rule='auto') is settled by fit. Name a rule to decode without fitting.")
         return self.rule
 
-    def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        z, rule = self.checked(basis, z, known), self.scoring_rule()
-        if not len(z):
-            return Decoded(take(known.outputs, slice(0)), z.new_empty(0))
+    def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
+        rule = self.scoring_rule()
         starts = known.top(z, self.starts, rule).indices
         found = self._found(basis, z, starts, known.outputs)
         # the search goes by the paper's rule and may have dropped what another rule prefers: the best candidate
@@ -84,7 +83,7 @@ class GraphSearch(Decoder):
         scores = _own_scores(z, owners, basis, graphs, rule)
         best, chosen = _largest_of_each(scores, owners, len(z))
         outputs = graphs[chosen.cpu().numpy()]
-        return Decoded(outputs if isinstance(known.outputs, GraphBatch) else list(outputs), best)
+        return outputs if isinstance(known.outputs, GraphBatch) else list(outputs), best
 
     def _found(self, basis: SketchedBasis, z: Tensor, starts: Tensor, outputs: Outputs) -> Pool:
         """The best graphs for all rows of z, by the paper's rule."""

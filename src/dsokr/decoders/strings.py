@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from dsokr import kernels
-from dsokr.basis import Rule, SketchedBasis, check_rule, embedded_scores
+from dsokr.basis import SketchedBasis
 from dsokr.compute import run_in_threads
 from dsokr.decoders._string_search import Grams, Pool, search, slots_of
-from dsokr.decoders.base import Decoded, Decoder
+from dsokr.decoders.base import Decoded, Decoder, combine_anchors
 from dsokr.decoders.embedded import EmbeddedOutputs
-from dsokr.errors import InputError, require_integer
+from dsokr.errors import InputError, check_integers, check_number, check_choice
 from dsokr.kernels import Kernel
 from dsokr.kernels.strings import encoded
 from dsokr.outputs import Outputs, take
 from dsokr.graphs import starts_of
-from dsokr.rules import single
+from dsokr.rules import RULES, Rule, compare as single, score as embedded_scores
 
 MARGIN = 2  # letters by which an answer may be longer than all known strings
 ROWS = 256  # rows of coefficients whose n-grams are weighed at once
@@ -73,12 +73,11 @@ class NGram(Decoder):
     rule: Rule = "kernel"
 
     def __post_init__(self) -> None:
-        for name, least in (("beam", 1), ("starts", 1), ("shortest", 0), ("longest", 0)):
-            if getattr(self, name) is not None:
-                require_integer(self, name, getattr(self, name), least)
+        limits = {name: 0 for name in ("shortest", "longest") if getattr(self, name) is not None}
+        check_integers(self, beam=1, starts=1, **limits)
         if not 0 <= self.length_prior < np.inf:
             raise InputError(f"NGram.length_prior must be finite and not negative. Got {self.length_prior}.")
-        check_rule(self.rule)
+        check_choice(self, "rule", RULES)
 
     def check(self, kernel: Kernel) -> None:
         if not isinstance(_plain(kernel), kernels.NGram):
@@ -90,17 +89,14 @@ class NGram(Decoder):
     def scoring_rule(self) -> Rule:
         return self.rule
 
-    def decode(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Decoded:
-        z = self.checked(basis, z, known)
-        if not len(z):
-            return Decoded(_in_form_of(known.outputs, []), z.new_empty(0))
+    def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         _, starts = encoded(known.outputs)
         space = Space.of(basis, known.outputs)
         prior = self._log_prior(space, known.outputs)
         allowed = Allowed.of(known, np.diff(starts), prior)
         parts = [self._decoded(basis, block, allowed, space, prior) for block in z.split(ROWS)]
         strings = list(chain.from_iterable(part.outputs for part in parts))
-        return Decoded(_in_form_of(known.outputs, strings), torch.cat([part.scores for part in parts]))
+        return strings, torch.cat([part.scores for part in parts])
 
     def _log_prior(self, space: Space, known: Outputs) -> np.ndarray:  # (longest that occurs + 1,)
         """λ log P(length) for every length, −∞ for those that are not allowed."""
@@ -168,7 +164,7 @@ class Allowed:
         groups = []
         for value in np.unique(added[added > -np.inf]):
             at = torch.from_numpy(np.flatnonzero(added == value)).to(known.basis.device)
-            same = known if len(at) == len(added) else known.part(at)
+            same = known if len(at) == len(added) else known.select(at)
             groups.append((same, at, float(value)))
         return Allowed(known.outputs, groups)
 
