@@ -1,34 +1,32 @@
-"""Results of experiments: one JSON object a line, appended when it is known, never computed twice."""
+"""Results of studies: JSON lines, each appended as soon as it is known and never computed twice; tables of them."""
 
 from __future__ import annotations
 
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
+from typing import Any, TypeVar
 
 import torch
 
 from dsokr.errors import InputError
 
 Row = dict[str, Any]
+Column = str | Callable[[Row], str]  # a format string for the fields of a row, or a function of it
+Columns = Mapping[str, Column]  # by header
+Key = TypeVar("Key", bound=Hashable)
 
-MEASURED = (
-    "metrics",
-    "chosen",
-    "seconds",
-    "hardware",
-    "commit",
-    "date",
-)  # everything else in a row says what was asked
+MEASURED = ("metrics", "chosen", "seconds", "hardware", "commit", "date")  # all other fields identify a row
+MISSING = "–"
 
 
 class Results:
-    """The lines of one file. A row is identified by everything but what was measured.
+    """The rows of one file. A row is identified by its key: all fields but those that were measured.
 
     >>> import tempfile, pathlib
     >>> results = Results(pathlib.Path(tempfile.mkdtemp()) / "try.jsonl")
@@ -40,77 +38,110 @@ class Results:
 
     def __init__(self, path: Path):
         self.path = path
-        self.commit = commit()  # asked before anything is measured: the source may move on in the meantime
-        self.rows: list[Row] = read_rows(path) if path.exists() else []
+        self.commit = read_commit()  # before anything is measured: the source may change in the meantime
+        self.rows = read_rows(path)
 
-    def find(self, asked: Row) -> Row | None:
+    def find(self, key: Row) -> Row | None:
+        """Return the row with this key, if it is known."""
         for row in self.rows:
-            if {key: value for key, value in row.items() if key not in MEASURED} == asked:
+            if {name: value for name, value in row.items() if name not in MEASURED} == key:
                 return row
         return None
 
-    def record(self, asked: Row, measure: Callable[[], Row]) -> Row:
-        """The row for what is asked: as found in the file, or measured now and appended."""
-        row = self.find(asked)
-        if row is None:
-            row = asked | measure() | {"hardware": hardware(), "commit": self.commit, "date": today()}
-            self._append(row)
-            self.rows.append(row)
-        return row
+    def has(self, *keys: Row) -> bool:
+        """Whether all these rows are known."""
+        return all(self.find(key) is not None for key in keys)
 
-    def add(self, asked: Row, measured: Row) -> Row:
-        """The same for what is measured already."""
-        return self.record(asked, lambda: measured)
+    def record(self, key: Row, measure: Callable[[], Row]) -> Row:
+        """Return the row with this key: known already, or measured now and appended."""
+        return self.record_all([key], lambda: [measure()])[0]
+
+    def record_all(self, keys: Sequence[Row], measure: Callable[[], Iterable[Row]]) -> list[Row]:
+        """Return the rows with these keys. If any is unknown, all are measured, and each new one is appended at once."""
+        if not self.has(*keys):
+            for key, measured in zip(keys, measure(), strict=True):
+                if self.find(key) is None:
+                    self._append(key | measured | {"hardware": name_hardware(), "commit": self.commit, "date": today()})
+        return [row for key in keys if (row := self.find(key)) is not None]
 
     def _append(self, row: Row) -> None:
-        """A line at the end, in place of one that an interruption cut short."""
+        """Add a line at the end of the file, in place of one that an interruption cut short."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
             file.seek(0)
             lines = file.read()
-            whole = lines.rfind(b"\n") + 1
-            if whole < len(lines):
-                file.truncate(whole)
+            complete = lines.rfind(b"\n") + 1
+            if complete < len(lines):
+                file.truncate(complete)
             file.write(json.dumps(row).encode() + b"\n")
+        self.rows.append(row)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows of a file of results. A last line without its end, cut short or still being written, is passed over."""
-    rows = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith("\n"):
-                try:
-                    rows.append(json.loads(line))
-                except ValueError as error:
-                    raise InputError(f"{path}, line {number}, is not JSON: {error}.") from error
-    return rows
+    """Read all rows of a file, none if there is no file. A last line without its end is still being written."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: {error}.") from error
 
 
-def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table for a page.
+def group_rows(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Group rows by a key, in the order of first occurrence."""
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
-    >>> print(markdown_table(["a", "b"], [["1", "2"]]))
+
+def mean_and_sd(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation, 0 for a single value."""
+    values = list(values)
+    return mean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def format_cell(row: Row, column: Column) -> str:
+    """Format a cell of a table; a dash where the row lacks a field.
+
+    >>> format_cell({"mse": 0.25}, "{mse:.1%}"), format_cell({}, "{mse:.1%}")
+    ('25.0%', '–')
+    """
+    try:
+        return column(row) if callable(column) else column.format_map(row)
+    except KeyError:
+        return MISSING
+
+
+def write_table(columns: Columns, rows: Iterable[Row]) -> str:
+    """Write a Markdown table, without columns that are empty throughout.
+
+    >>> print(write_table({"a": "{a}", "b": "{b:.1f}", "c": "{c}"}, [{"a": 1, "b": 2}]))
     | a | b |
     |---|---|
-    | 1 | 2 |
+    | 1 | 2.0 |
     """
-    head = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    return "\n".join(head + [f"| {' | '.join(cells)} |" for cells in lines])
+    rows = list(rows)
+    cells = {header: [format_cell(row, column) for row in rows] for header, column in columns.items()}
+    cells = {header: column for header, column in cells.items() if set(column) != {MISSING}}
+    lines = [list(cells), *zip(*cells.values(), strict=True)]
+    table = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([table[0], "|" + "---|" * len(cells), *table[1:]])
 
 
-def hardware() -> str:
+def name_hardware() -> str:
     if torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
-    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()}, {threads} thread{'s' * (threads > 1)}"
 
 
 @cache
-def commit() -> str:
-    """The commit of the source tree when it was first asked for, or "unknown" outside one."""
-    answer = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
+def read_commit() -> str:
+    """Return the commit of the source tree, or "unknown" outside one."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    answer = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or "unknown"
 
 

@@ -1,25 +1,21 @@
-"""ChEBI-20: descriptions of molecules in English, and the 33,010 molecules among which each is to be found.
-
-Needs RDKit once, when the molecules are turned into arrays; these are kept in the user's cache.
-"""
+"""ChEBI-20: descriptions of molecules in English, and the 33,010 candidate molecules."""
 
 from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
-from studies.data.files import Source, cache_folder, data_folder, save_arrays
 from dsokr.errors import InputError
-from dsokr.graphs import GraphBatch
-from dsokr.graphs import starts_of
+from dsokr.graphs import GraphBatch, starts_of
+from studies.data.files import Arrays, Source, data_folder, load_prepared
 
 _MOLT5 = "the ChEBI-20 files of MolT5 (https://github.com/blender-nlp/MolT5)"
 _REBUILT = "the definitions and relations of ChEBI (https://www.ebi.ac.uk/chebi), or use the original train.txt"
@@ -40,13 +36,13 @@ SOURCES = {
         "Text2Mol (https://github.com/cnedwards/text2mol)",
     ),
 }
-ORIGINALS = ("train.txt", "training.txt")  # of MolT5 and of Text2Mol; used if there
-PREPARED = "chebi20-3.npz"  # the number changes when the arrays do
+ORIGINALS = ("train.txt", "training.txt")  # of MolT5 and of Text2Mol; preferred to the rebuilt texts
+PREPARED = "chebi20-3.npz"
 UNKNOWN = "UNK"
 
 
-class Described(NamedTuple):
-    """Texts, and the positions of what they describe among the candidates."""
+class Descriptions(NamedTuple):
+    """Texts, and the positions among the candidates of the molecules that they describe."""
 
     texts: list[str]
     rows: np.ndarray
@@ -56,10 +52,10 @@ class Described(NamedTuple):
 class Molecules:
     """All candidates as arrays.
 
-    ``neighborhoods`` are the Mol2vec tokens of every atom, for its neighbourhoods of no and one bond (the last token is
-    the unknown one, −1 is none); atoms of molecule i are ``atoms[i]`` to ``atoms[i + 1]``, and its ``bonds``, pairs of
-    atoms numbered through all molecules, are ``bond_starts[i]`` to ``bond_starts[i + 1]``. Atoms and bonds have the
-    labels of :func:`dsokr.chem.stereo_graphs`.
+    ``neighborhoods`` are the Mol2vec tokens of every atom, for its neighbourhoods of radius 0 and 1 (the last token is
+    the unknown one, −1 is none). Atoms of molecule i are ``atoms[i]`` to ``atoms[i + 1]``; its ``bonds``, pairs of
+    atoms numbered over all molecules, are ``bond_starts[i]`` to ``bond_starts[i + 1]``. Atoms and bonds have the labels
+    of :func:`dsokr.chem.stereo_graphs`.
     """
 
     smiles: list[str]
@@ -73,6 +69,21 @@ class Molecules:
     atom_labels: np.ndarray  # (all atoms,)
     bond_labels: np.ndarray  # (all bonds,)
     vectors: np.ndarray  # (tokens, 300)
+
+    @staticmethod
+    def from_arrays(arrays: Arrays) -> Molecules:
+        """The molecules that :func:`compute_arrays` turned into arrays."""
+        smiles = arrays["smiles"].tobytes().decode().split("\n")
+        kinds = {"data": np.float64, "indices": np.int64, "indptr": np.int64}
+        morgan, flat = (
+            sp.csr_array(
+                tuple(arrays[f"{name}_{part}"].astype(kind) for part, kind in kinds.items()),
+                shape=(len(smiles), 2**32),
+            )
+            for name in ("morgan", "morgan_flat")
+        )
+        rest = ("atoms", "neighborhoods", "bond_starts", "bonds", "atom_labels", "bond_labels", "vectors")
+        return Molecules(smiles, arrays["ids"], morgan, flat, *(arrays[name] for name in rest))
 
     def __len__(self) -> int:
         return len(self.smiles)
@@ -94,93 +105,75 @@ class Molecules:
     def mol2vec(self) -> np.ndarray:  # (n, 300)
         """The sum over a molecule's atoms: equal for molecules with the same neighbourhoods."""
         tokens, owner = self.neighborhoods.ravel(), np.repeat(np.arange(len(self)), 2 * np.diff(self.atoms))
-        ones, there = np.ones(len(tokens)), tokens >= 0
-        counts = sp.coo_array((ones[there], (owner[there], tokens[there])), shape=(len(self), len(self.vectors)))
+        known = tokens >= 0
+        ones = np.ones(known.sum())
+        counts = sp.coo_array((ones, (owner[known], tokens[known])), shape=(len(self), len(self.vectors)))
         return counts.tocsr() @ self.vectors.astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class ChEBI20:
-    """Described molecules to train on, to choose on and to test on, among all the candidates."""
+    """Descriptions to train, validate and test on, and all the candidates."""
 
-    train: Described
-    val: Described
-    test: Described
+    train: Descriptions
+    val: Descriptions
+    test: Descriptions
     molecules: Molecules
     training_texts: str  # "original" or "rebuilt from ChEBI"
 
 
-def chebi20(folder: str | Path | None = None) -> ChEBI20:
-    """ChEBI-20 from ``folder``/chebi20: the original ``train.txt`` if it is there, else the texts rebuilt from ChEBI.
+def load_chebi20(folder: str | Path | None = None) -> ChEBI20:
+    """Load ChEBI-20 from ``folder``/chebi20: the original ``train.txt`` if it is there, else texts rebuilt from ChEBI.
 
     The rebuilt texts agree with the original ones in 99 % of their tokens where both are known; some lack the sentence
-    that defines the molecule. Say which were used beside every result: ``training_texts``.
+    that defines the molecule. Every result must say which were used: ``training_texts``. The first call needs RDKit and
+    about a minute to turn the molecules into arrays, which are cached.
     """
-    molecules = prepared(folder)
+    molecules = Molecules.from_arrays(load_prepared(PREPARED, folder, lambda: _prepare(folder)))
     position = {int(number): row for row, number in enumerate(molecules.ids)}
     original = next((p for name in ORIGINALS if (p := data_folder(folder) / "chebi20" / name).is_file()), None)
     train = SOURCES["train"].find(folder) if original is None else original
     return ChEBI20(
-        _described(train, position),
-        _described(SOURCES["val"].find(folder), position),
-        _described(SOURCES["test"].find(folder), position),
+        read_descriptions(train, position),
+        read_descriptions(SOURCES["val"].find(folder), position),
+        read_descriptions(SOURCES["test"].find(folder), position),
         molecules,
         "rebuilt from ChEBI" if original is None else "original",
     )
 
 
-def _described(path: Path, position: dict[int, int]) -> Described:
-    """Lines of an identifier, something, and a description; more columns and a header do no harm."""
+def read_descriptions(path: Path, position: dict[int, int]) -> Descriptions:
+    """Read lines of a CID, a molecule and a description, separated by tabs; a header is skipped."""
     texts, rows = [], []
-    encoding = "utf-8-sig"  # with a byte order mark or without
-    with gzip.open(path, "rt", encoding=encoding) if path.suffix == ".gz" else path.open(encoding=encoding) as file:
-        for number, line in enumerate(_lines(file, path), start=1):
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
             cells = line.rstrip("\n").split("\t")
             if number == 1 and cells[0] == "CID":
                 continue
-            if len(cells) < 3 or not (cells[0].isascii() and cells[0].isdigit()):
+            if len(cells) < 3 or not cells[0].isdecimal():
                 raise InputError(f"{path}, line {number}: expected a CID, a molecule and a description, with tabs.")
             if int(cells[0]) not in position:
                 raise InputError(f"{path}, line {number}: CID {cells[0]} is not among the candidates.")
-            if not cells[2].strip():
-                raise InputError(f"{path}, line {number}: the description is empty.")
             texts.append(cells[2])
             rows.append(position[int(cells[0])])
-    if not texts:
-        raise InputError(f"{path} has no descriptions.")
-    return Described(texts, np.array(rows))
+    return Descriptions(texts, np.array(rows))
 
 
-def _lines(file: IO[str], path: Path) -> Iterator[str]:
-    try:
-        yield from file
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} must be a text in UTF-8. Got {error.reason} at byte {error.start}.") from error
-
-
-def prepared(folder: str | Path | None = None) -> Molecules:
-    """All candidates as arrays: from the cache, or made with RDKit in about a minute."""
-    at_hand = data_folder(folder) / PREPARED
-    cached = at_hand if at_hand.is_file() else cache_folder() / PREPARED
-    if cached.is_file():
-        with np.load(cached) as arrays:
-            return molecules_of(dict(arrays))
+def _prepare(folder: str | Path | None) -> Arrays:
     with gzip.open(SOURCES["candidates"].find(folder), "rt", encoding="utf-8") as file:
         lines = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     with np.load(SOURCES["mol2vec"].find(folder)) as table:
         tokens, vectors = table["token"], table["vector"]
-    arrays = arrays_of(
-        [line["SMILES"] for line in lines], np.array([int(line["CID"]) for line in lines]), tokens, vectors
-    )
-    save_arrays(cached, **arrays)
-    return molecules_of(arrays)
+    ids = np.array([int(line["CID"]) for line in lines])
+    return compute_arrays([line["SMILES"] for line in lines], ids, tokens, vectors)
 
 
-def arrays_of(smiles: Sequence[str], ids: np.ndarray, tokens: np.ndarray, vectors: np.ndarray) -> dict[str, np.ndarray]:
-    """Molecules as arrays. ``tokens`` are the identifiers of the neighbourhoods with ``vectors``, and one unknown."""
+def compute_arrays(smiles: Sequence[str], ids: np.ndarray, tokens: np.ndarray, vectors: np.ndarray) -> Arrays:
+    """Turn molecules into arrays. ``tokens`` are the identifiers of the neighbourhoods with ``vectors``, and UNK."""
     from dsokr import chem  # RDKit is needed here only
 
-    arrays: dict[str, np.ndarray] = {"ids": ids, "smiles": np.frombuffer("\n".join(smiles).encode(), np.uint8)}
+    arrays: Arrays = {"ids": ids, "smiles": np.frombuffer("\n".join(smiles).encode(), np.uint8)}
     for name, chirality in (("morgan", True), ("morgan_flat", False)):
         counts = chem.fingerprints(smiles, radius=3, chirality=chirality)
         arrays |= {f"{name}_indptr": counts.indptr, f"{name}_indices": counts.indices.astype(np.uint32)}
@@ -192,32 +185,15 @@ def arrays_of(smiles: Sequence[str], ids: np.ndarray, tokens: np.ndarray, vector
     arrays["bonds"] = bonds[:, :2] + np.repeat(arrays["atoms"][:-1], np.diff(arrays["bond_starts"]))[:, None]
     arrays["atom_labels"] = np.concatenate([graph.labels for graph in graphs]).astype(np.int32)
     arrays["bond_labels"] = bonds[:, 2].astype(np.int16)
-    arrays["neighborhoods"] = _numbered(np.concatenate(chem.environments(smiles, radius=1)), tokens)
+    arrays["neighborhoods"] = _number_tokens(np.concatenate(chem.environments(smiles, radius=1)), tokens)
     known = tokens != UNKNOWN
     arrays["vectors"] = np.concatenate([vectors[known], vectors[~known]]).astype(np.float32)
     return arrays
 
 
-def _numbered(identifiers: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def _number_tokens(identifiers: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Identifiers as positions among the tokens; the unknown one comes last."""
     known = tokens[tokens != UNKNOWN].astype(np.int64)
     order = known.argsort()
     at = order[np.searchsorted(known, identifiers, sorter=order).clip(max=len(known) - 1)]
     return np.where(identifiers < 0, -1, np.where(known[at] == identifiers, at, len(known))).astype(np.int16)
-
-
-def molecules_of(arrays: dict[str, np.ndarray]) -> Molecules:
-    """The molecules that :func:`arrays_of` made arrays of."""
-    smiles = arrays["smiles"].tobytes().decode().split("\n")
-    morgan, flat = (
-        sp.csr_array(
-            tuple(
-                arrays[f"{name}_{part}"].astype(kind)
-                for part, kind in (("data", np.float64), ("indices", np.int64), ("indptr", np.int64))
-            ),
-            shape=(len(smiles), 2**32),
-        )
-        for name in ("morgan", "morgan_flat")
-    )
-    rest = ("atoms", "neighborhoods", "bond_starts", "bonds", "atom_labels", "bond_labels", "vectors")
-    return Molecules(smiles, arrays["ids"], morgan, flat, *(arrays[name] for name in rest))

@@ -1,4 +1,4 @@
-"""Molecules made by the project itself with descriptions in words, in the form of ChEBI-20: nothing to download."""
+"""Generated molecules with generated descriptions, in the form of ChEBI-20: nothing to download."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from studies.data.chebi20 import UNKNOWN, ChEBI20, Described, arrays_of, molecules_of
+from studies.data.chebi20 import UNKNOWN, ChEBI20, Descriptions, Molecules, compute_arrays
 from studies.data.molecules import generate
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -36,10 +36,10 @@ GROUPS = {
 WIDTH = 30  # of the vectors that stand for Mol2vec's
 
 
-def described_molecules(n_train: int, n_val: int, n_test: int, seed: int = 0, max_atoms: int = 9) -> ChEBI20:
-    """Different molecules with a description each: which atoms, groups and rings they have, in changing words.
+def describe_molecules(n_train: int, n_val: int, n_test: int, seed: int = 0, max_atoms: int = 9) -> ChEBI20:
+    """Generate different molecules and describe the atoms, groups and rings of each, in varying words.
 
-    Several molecules may fit one description, as in life. The vectors of neighbourhoods are random here, not learned.
+    Several molecules may fit one description. The vectors of neighbourhoods are random here, not learned.
     """
     from dsokr import chem  # RDKit is needed here only
 
@@ -47,25 +47,24 @@ def described_molecules(n_train: int, n_val: int, n_test: int, seed: int = 0, ma
     smiles = chem.many_smiles(generate(n_train + n_val + n_test, seed, max_atoms))
     smiles = [smiles[i] for i in rng.permutation(len(smiles))]
     counts = {name: chem.matches(smiles, pattern) for name, pattern in (ELEMENTS | GROUPS).items()}
-    texts = [_text({name: int(found[i]) for name, found in counts.items()}, rng) for i in range(len(smiles))]
+    texts = [_write_text({name: int(found[i]) for name, found in counts.items()}, rng) for i in range(len(smiles))]
     identifiers = np.unique(np.concatenate(chem.environments(smiles)))
     tokens = np.array([UNKNOWN, *map(str, identifiers[identifiers >= 0])])
     vectors = rng.normal(size=(len(tokens), WIDTH)).astype(np.float32)
-    molecules = molecules_of(arrays_of(smiles, np.arange(len(smiles)), tokens, vectors))
+    molecules = Molecules.from_arrays(compute_arrays(smiles, np.arange(len(smiles)), tokens, vectors))
     bounds = np.cumsum([0, n_train, n_val, n_test])
-    parts = (Described(texts[a:b], np.arange(a, b)) for a, b in itertools.pairwise(bounds))
-    train, val, test = parts
+    train, val, test = (Descriptions(texts[a:b], np.arange(a, b)) for a, b in itertools.pairwise(bounds))
     return ChEBI20(train, val, test, molecules, "generated")
 
 
-def _text(counts: dict[str, int], rng: np.random.Generator) -> str:
-    atoms = _listed({f"{name} atom": counts[name] for name in ELEMENTS})
+def _write_text(counts: dict[str, int], rng: np.random.Generator) -> str:
+    atoms = _write_list({f"{name} atom": counts[name] for name in ELEMENTS})
     groups = {name: counts[name] for name in rng.permutation(list(GROUPS)) if counts[name]}
     opening = rng.choice(["The molecule is made of", "The molecule consists of", "A molecule of"])
     linking = rng.choice(["It has", "It contains", "Among its groups are"])
-    return f"{opening} {atoms}." + (f" {linking} {_listed(groups)}." if groups else "")
+    return f"{opening} {atoms}." + (f" {linking} {_write_list(groups)}." if groups else "")
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _write_list(counts: dict[str, int]) -> str:
     items = [f"{NUMBERS[min(n, 9)]} {name}{'s' * (n > 1)}" for name, n in counts.items() if n]
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,17 +1,18 @@
-"""Where data sets lie on disk. The project ships none: a folder is named, and a missing file says where to get it."""
+"""Where data sets are on disk. The project ships none: a missing file says where to get it."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dsokr.errors import InputError
+from dsokr.files import checksum, replace_file
+
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,15 @@ class Source:
     origin: str
 
     def find(self, folder: str | Path | None) -> Path:
-        """The file, checked. ``folder`` is the data folder; see :func:`data_folder` for its default."""
+        """Return the file under the data folder after checking its checksum."""
         path = data_folder(folder) / self.path
         if not path.is_file():
             raise InputError(
-                f"{path} is missing. Get it from {self.origin}, or name the folder it is under (--data-dir, or "
-                "the environment variable DSOKR_DATA)."
+                f"{path} is missing. Get it from {self.origin}, or name the folder it is under with --data-dir or "
+                "the environment variable DSOKR_DATA."
             )
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != self.sha256:
-            raise InputError(f"{path} is not the file meant: its SHA-256 is {found}, expected {self.sha256}.")
+        if (found := checksum(path)) != self.sha256:
+            raise InputError(f"{path} is not the expected file: its SHA-256 is {found} instead of {self.sha256}.")
         return path
 
 
@@ -43,17 +42,27 @@ def data_folder(folder: str | Path | None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where prepared arrays are kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsokr"
 
 
-def save_arrays(path: Path, **arrays: Any) -> None:
-    """Write arrays as one compressed file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        try:
-            np.savez_compressed(file, **arrays)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.replace(file.name, path)
+def read_arrays(path: Path, *names: str) -> Arrays:
+    """Read the named arrays of an .npz file, or all of them."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in names or file.files}
+    except (KeyError, ValueError, OSError, EOFError) as error:
+        raise InputError(f"{path} is damaged or is another file: {error}. Delete it and get it again.") from error
+
+
+def load_prepared(name: str, folder: str | Path | None, prepare: Callable[[], Arrays]) -> Arrays:
+    """Read arrays from the data folder or the cache; if neither has them, prepare them and put them into the cache.
+
+    The name carries a number that changes when the arrays do.
+    """
+    for path in (data_folder(folder) / name, cache_folder() / name):
+        if path.is_file():
+            return read_arrays(path)
+    arrays = prepare()
+    with replace_file(cache_folder() / name) as draft:
+        np.savez_compressed(draft, **arrays)  # type: ignore[arg-type] # numpy's own options are named otherwise
+    return arrays

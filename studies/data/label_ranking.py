@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from studies.data.files import Source
 from dsokr.errors import InputError
+from studies.data.files import Source
 
 SEMI_SYNTHETIC = (
     "the semi-synthetic label ranking data of Cheng & Hüllermeier "
@@ -43,46 +43,43 @@ class LabelRanking:
     names: tuple[str, ...]  # of the k labels
 
 
-def label_ranking(name: str, folder: str | Path | None = None) -> LabelRanking:
-    """One of authorship, glass, iris, vehicle, vowel, wine and sushi, from ``label_ranking/<name>.txt`` in the folder.
+def load_label_ranking(name: str, folder: str | Path | None = None) -> LabelRanking:
+    """Load authorship, glass, iris, vehicle, vowel, wine or sushi from ``label_ranking/<name>.txt`` in the folder.
 
     In all but sushi the ranking is the order of the classes by the probabilities of a naive Bayes classifier, classes
-    of equal probability in alphabetical order. Sushi holds what 5,000 people said of ten kinds.
+    of equal probability in alphabetical order. Sushi holds the preferences of 5,000 people among ten kinds.
     """
     if name not in SOURCES:
         raise InputError(f"There is no label ranking data set {name!r}. Choose one of {', '.join(SOURCES)}.")
-    return read(SOURCES[name].find(folder))
+    return read_label_ranking(SOURCES[name].find(folder))
 
 
-def read(path: Path) -> LabelRanking:
-    """A CSV file with a header, whose last column is a ranking, the most preferred label first: ``b>a>c``.
+def read_label_ranking(path: Path) -> LabelRanking:
+    """Read a CSV file with a header, whose last column is a ranking, the most preferred label first: ``b>a>c``.
 
     Other columns are numbers, or categories ``13:Tokyo``, which become a column of zeros and ones for every code.
     """
     with path.open(newline="", encoding="utf-8") as file:
         _, *rows = csv.reader(file)
-    if not rows:
-        raise InputError(f"{path} holds no rankings: a header and at least one line are needed.")
-    names = tuple(sorted(rows[0][-1].split(">")))
-    rankings = [_positions(row[-1], names, path, line) for line, row in enumerate(rows, start=2)]
-    for line, row in enumerate(rows, start=2):
-        if len(row) != len(rows[0]):
-            raise InputError(f"{path}, line {line}: expected {len(rows[0])} columns. Got {len(row)}.")
-    columns = [_numbers(column, path) for column in list(zip(*rows, strict=True))[:-1]]
-    return LabelRanking(np.concatenate(columns, axis=1), np.array(rankings), names)
+    *inputs, orders = zip(*rows, strict=True)
+    names = tuple(sorted(orders[0].split(">")))
+    rankings = [[order.split(">").index(name) for name in names] for order in orders]
+    return LabelRanking(np.concatenate([_as_numbers(column) for column in inputs], axis=1), np.array(rankings), names)
 
 
-def _positions(ranking: str, names: tuple[str, ...], path: Path, line: int) -> list[int]:
-    order = ranking.split(">")
-    if tuple(sorted(order)) != names:
-        raise InputError(f"{path}, line {line}: expected an order of {', '.join(names)}. Got {ranking!r}.")
-    return [order.index(name) for name in names]
-
-
-def _numbers(column: tuple[str, ...], path: Path) -> np.ndarray:  # (n, 1), or (n, codes) for a category
+def _as_numbers(column: tuple[str, ...]) -> np.ndarray:  # (n, 1), or (n, codes) for a category
     is_category = ":" in column[0]
-    try:
-        values = np.array([float(cell.partition(":")[0] if is_category else cell) for cell in column])
-    except ValueError as error:
-        raise InputError(f"{path}: {error}. Columns are numbers, or categories like 13:Tokyo.") from error
+    values = np.array([float(cell.partition(":")[0]) for cell in column])
     return (values[:, None] == np.unique(values)).astype(np.float64) if is_category else values[:, None]
+
+
+def generate(n: int = 120) -> LabelRanking:
+    """Draw points, each with a ranking of five labels on a circle by how near they are.
+
+    >>> generate(3).rankings.shape
+    (3, 5)
+    """
+    angles = np.arange(5) * 2 * np.pi / 5
+    X = np.random.default_rng(0).normal(size=(n, 2))
+    distance = np.linalg.norm(X[:, None] - np.stack([np.cos(angles), np.sin(angles)], axis=1), axis=2)
+    return LabelRanking(X, distance.argsort(axis=1).argsort(axis=1), tuple("abcde"))

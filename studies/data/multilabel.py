@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from studies.data.files import Source
 from dsokr.errors import InputError
+from studies.data.files import Arrays, Source, read_arrays
 
 Inputs = Any  # (n, d): an array, or a sparse matrix in CSR form
 LabelSets = np.ndarray  # (n, labels) of uint8, 0 or 1
@@ -36,36 +36,27 @@ ORIGIN = (
 SOURCES = {name: Source(f"multilabel/{name}.npz", checksum, ORIGIN) for name, checksum in CHECKSUMS.items()}
 
 
-def multilabel(name: str, folder: str | Path | None = None) -> MultiLabel:
-    """One of MULAN's data sets with the split that comes with it: bibtex, corel5k, emotions, scene or yeast.
+def load_multilabel(name: str, folder: str | Path | None = None) -> MultiLabel:
+    """Load one of MULAN's data sets with the split that comes with it: bibtex, corel5k, emotions, scene or yeast.
 
     ``folder`` holds ``multilabel/<name>.npz``. Bags of words come as sparse matrices, other inputs as arrays.
     """
     if name not in SOURCES:
-        raise InputError(f"There is no multi-label data set {name!r}. The ones known are {', '.join(SOURCES)}.")
-    return read(SOURCES[name].find(folder))
+        raise InputError(f"There is no multi-label data set {name!r}. Choose one of {', '.join(SOURCES)}.")
+    arrays = read_arrays(SOURCES[name].find(folder))
+    X = arrays["X"] if "X" in arrays else _as_sparse(arrays)
+    Y = np.unpackbits(arrays["Y"], axis=1)[:, : int(arrays["n_labels"])]
+    train, test = (arrays["split"] == part for part in (0, 1))
+    return MultiLabel((X[train], Y[train]), (X[test], Y[test]))
 
 
-def read(path: Path) -> MultiLabel:
-    """A file in the form that the origin's description names."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-        X = arrays["X"] if "X" in arrays else _sparse(arrays)
-        Y = np.unpackbits(arrays["Y"], axis=1)[:, : int(arrays["n_labels"])]
-        train, test = (arrays["split"] == part for part in (0, 1))
-        return MultiLabel((X[train], Y[train]), (X[test], Y[test]))
-    except (KeyError, ValueError, IndexError, OSError, EOFError) as error:
-        raise InputError(f"{path} is not a multi-label data set: {error}. Get it again from {ORIGIN}.") from error
-
-
-def _sparse(arrays: dict[str, np.ndarray]) -> Any:
+def _as_sparse(arrays: Arrays) -> sp.csr_array:
     parts = tuple(arrays[f"X_{name}"] for name in ("data", "indices", "indptr"))
     return sp.csr_array(parts, shape=tuple(arrays["X_shape"]))
 
 
 def generate(n_train: int, n_test: int, *, labels: int = 12, words: int = 120, seed: int = 0) -> MultiLabel:
-    """Documents about one to three subjects: every label makes some words likely, and labels come in kinds.
+    """Draw documents on one to three subjects: every label makes some words likely, and some label sets are frequent.
 
     >>> data = generate(30, 10, labels=5, words=40)
     >>> data.train[0].shape, data.test[1].shape

@@ -1,4 +1,4 @@
-"""Pictures of coloured shapes, and the set of what is in them: a task for label sets that needs no download."""
+"""Pictures of coloured shapes, labelled with the shapes in them: a label-set task that needs no download."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ class Scenes:
 
 
 def generate(n: int, seed: int, noise: float = 0.15) -> Scenes:
-    """n pictures with one to four different coloured shapes, that may overlap, under pixel noise.
+    """Draw n pictures of one to four different coloured shapes, which may overlap, with pixel noise.
 
-    Some pairs of labels like each other's company, as labels do: sets are drawn along a random chain of preferences, so
-    that there is something to learn about the outputs too.
+    Some labels occur together more often than others: sets are drawn from a Markov chain over labels, so that there is
+    structure in the outputs to learn.
 
     >>> scenes = generate(3, seed=0)
     >>> scenes.images.shape, scenes.labels.shape
     ((3, 3, 24, 24), (3, 20))
     """
     rng = np.random.default_rng(seed)
-    liking = np.random.default_rng(0).dirichlet(np.full(len(LABELS), 0.25), size=len(LABELS))  # the same in every call
+    fixed = np.random.default_rng(0)  # the same chain in every call
+    transitions = fixed.dirichlet(np.full(len(LABELS), 0.25), size=len(LABELS))
     labels = np.zeros((n, len(LABELS)), dtype=np.int64)
     images = np.full((n, 3, SIDE, SIDE), 0.96, dtype=np.float32)
     for image, bits in zip(images, labels, strict=True):
-        for label in _company(liking, rng):
+        for label in _draw_labels(transitions, rng):
             bits[label] = 1
             _paint(image, label, rng)
     images += rng.normal(scale=noise, size=images.shape).astype(np.float32)
     return Scenes(images.clip(0, 1), labels)
 
 
-def _company(liking: np.ndarray, rng: np.random.Generator) -> list[int]:
-    """One to four different labels, each drawn among those that the one before likes."""
+def _draw_labels(transitions: np.ndarray, rng: np.random.Generator) -> list[int]:
+    """One to four different labels, each drawn given the one before."""
     chosen = [int(rng.integers(len(LABELS)))]
     for _ in range(int(rng.integers(0, 4))):
-        weights = liking[chosen[-1]] + 0.002
+        weights = transitions[chosen[-1]] + 0.002
         weights[chosen] = 0
         chosen.append(int(rng.choice(len(LABELS), p=weights / weights.sum())))
     return chosen

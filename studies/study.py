@@ -1,0 +1,73 @@
+"""What all studies have in common: three sizes, a place to run in, a table and a figure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dsokr.files import lock_folder
+from studies.results import Columns, Results, Row
+
+Size = Literal["full", "reduced", "quick"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where a study runs: the folders of its results and of data sets, the device, and where progress goes."""
+
+    folder: Path
+    data: Path | None = None
+    device: torch.device = torch.device("cpu")
+    say: Callable[[str], None] = print
+
+    def results(self, name: str) -> Results:
+        """The file ``name``.jsonl of results."""
+        return Results(self.folder / f"{name}.jsonl")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study by name: its configurations by size, how one is run, and how the results in a folder are shown."""
+
+    name: str
+    sizes: Mapping[Size, tuple[Any, ...]]  # configurations, run one after the other
+    run: Callable[[Any, Session], None]
+    tabulate: Callable[[Path], list[Row]]
+    columns: Columns
+    draw: Callable[[Path, Path], Path]  # (folder of the results, image) -> image
+
+    def folder(self, size: Size) -> str:
+        """Results of different sizes do not mix."""
+        return self.name if size == "full" else f"{self.name}-{size}"
+
+    def execute(self, size: Size, session: Session) -> None:
+        """Compute what the folder does not hold yet. One process at a time writes to it."""
+        with lock_folder(session.folder, "python -m studies"):
+            for configuration in self.sizes[size]:
+                self.run(configuration, session)
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by activity.
+
+    >>> clock = Stopwatch()
+    >>> with clock("fit"):
+    ...     pass
+    >>> list(clock.seconds)
+    ['fit']
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, activity: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[activity] = time.perf_counter() - start
