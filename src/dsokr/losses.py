@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from dsokr.errors import InputError
 
 
+@runtime_checkable
 class Objective(Protocol):
     """What a network is trained for: a mean over a batch, whether of a distance or not. ``among`` is inherited."""
 
@@ -165,9 +166,9 @@ class Custom(Loss):
         return self.c(d2)
 
 
-def as_loss(loss: Loss | Callable[[Tensor], Tensor]) -> Loss:
-    """A loss, or a plain function c of the squared distance, as a loss."""
-    if isinstance(loss, Loss):
+def as_loss(loss: Objective | Callable[[Tensor], Tensor]) -> Objective:
+    """A loss or another objective as it is, or a plain function c of the squared distance as a loss."""
+    if isinstance(loss, Objective):
         return loss
     if not callable(loss):
         raise InputError(f"loss must be a losses.Loss or a function of the squared distance. Got {loss!r}.")
