@@ -71,11 +71,12 @@ class SketchedBasis:
     def check_coordinates(self, z: Any) -> Tensor:  # (n, p)
         """Return coordinates as float64 on the device of the basis, if they are finite and of its dimension."""
         try:
-            z = torch.as_tensor(z).detach().to(device=self.device, dtype=torch.float64)
+            z = z.detach() if isinstance(z, Tensor) else torch.from_numpy(np.array(z, np.float64))
         except (TypeError, ValueError) as error:
             raise InputError(f"Coordinates must be numbers of shape (n, {self.dim}). Got {z!r:.60}.") from error
         if z.ndim != 2 or z.shape[1] != self.dim:
             raise InputError(f"Coordinates must have shape (n, {self.dim}), as the basis. Got {tuple(z.shape)}.")
+        z = z.to(device=self.device, dtype=torch.float64)
         finite = torch.isfinite(z).all(dim=1)
         if not finite.all():
             raise InputError(f"Coordinates must be finite. Got NaN or inf in row {int((~finite).nonzero()[0])}.")

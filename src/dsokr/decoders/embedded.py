@@ -78,12 +78,20 @@ class EmbeddedOutputs:
         """The rank of output ``truth[i]`` for row i of z among all outputs; see :func:`dsokr.metrics.ranks`."""
         z = self.basis.check_coordinates(z)
         truth = torch.as_tensor(truth, dtype=torch.long, device=z.device)
+        if truth.shape != (len(z),):
+            raise InputError(f"Ranks take the true output of each of the {len(z)} rows. Got {tuple(truth.shape)}.")
+        wrong = ((truth < 0) | (truth >= len(self))).nonzero()
+        if len(wrong):
+            got = f"Got {int(truth[wrong[0]])} in row {int(wrong[0])}."
+            raise InputError(f"The true candidate must be one of the {len(self)}, counted from 0. {got}")
         parts = [slice(start, start + QUERY_BLOCK) for start in range(0, len(z), QUERY_BLOCK)]
+        found = [self._rank(z[at], truth[at], rule) for at in parts]
+        return torch.cat(found) if found else z.new_empty(0)
+
+    def _rank(self, z: Tensor, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
         if self.keep:
-            return torch.cat([ranks(score(z[at], *self.coordinates(), rule), truth[at]) for at in parts])
-        if len(truth) and not (int(truth.min()) >= 0 and int(truth.max()) < len(self)):
-            raise InputError(f"The true candidate must be one of the {len(self)}, counted from 0.")
-        return torch.cat([self._count_better(z[at], truth[at], rule) for at in parts])
+            return ranks(score(z, *self.coordinates(), rule), truth)
+        return self._count_better(z, truth, rule)
 
     def _count_better(self, z: Tensor, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
         """Ranks of the true outputs, block by block."""

@@ -1,0 +1,133 @@
+"""The door: whatever users give becomes canonical, and comes back as it was given."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from dsokr import Graph
+from dsokr.errors import InputError
+from dsokr.graphs import GraphBatch
+from dsokr.outputs import ViewBatch, canonical, concatenate, count, distinct, keys, positions, take
+
+BITS = np.array([[1, 0, 1], [0, 0, 1], [1, 0, 1]])
+GRAPHS = [Graph((6, 8), ((0, 1, 2),)), Graph((7,)), Graph((6, 8), ((0, 1, 2),))]
+ROWS = {
+    "integers": BITS,
+    "booleans": BITS.astype(bool),
+    "single precision": BITS.astype(np.float32),
+    "big-endian": BITS.astype(">f8"),
+    "backwards": BITS[::-1, ::-1],
+    "columns first": np.asfortranarray(BITS),
+    "read-only": np.broadcast_to(BITS[:1], (3, 3)),
+    "numbers": np.array([1.5, 2.5, 1.5]),
+    "images": np.arange(12.0).reshape(3, 2, 2),
+    "tensor": torch.from_numpy(BITS),
+    "half-precision tensor": torch.from_numpy(BITS).half(),
+    "lists": BITS.tolist(),
+    "tuples": [tuple(row) for row in BITS.tolist()],
+    "list of arrays": list(BITS),
+    "list of tensors": list(torch.from_numpy(BITS)),
+    "list of numbers": [3, 1, 3],
+    "csr matrix": sp.csr_matrix(BITS),
+    "csc array": sp.csc_array(BITS),
+    "coo with repeated entries": sp.coo_array((np.ones(3), ([0, 0, 1], [1, 1, 2])), shape=(3, 3)),
+}
+OBJECTS = {
+    "strings": ["b", "a", "b"],
+    "array of strings": np.array(["b", "aa", "b"]),
+    "array of objects": np.array(["b", "aa", "b"], dtype=object),
+    "graphs": GRAPHS,
+    "views": [(graph, row) for graph, row in zip(GRAPHS, BITS.tolist(), strict=True)],
+    "ragged": [[1, 2], [1], [1, 2]],
+}
+
+
+def dense(ys) -> np.ndarray:
+    if sp.issparse(ys):
+        return ys.toarray()
+    return np.stack([np.asarray(y) for y in ys]) if isinstance(ys, list) else np.asarray(ys)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_numbers(name):
+    given = ROWS[name]
+    outputs, form = canonical(given)
+    assert outputs.dtype in (torch.float64, np.float64) and outputs.shape[0] == 3 and len(outputs.shape) == 2
+    np.testing.assert_array_equal(dense(outputs).reshape(dense(given).shape), dense(given))
+    restored = form.restore(take(outputs, torch.tensor([2, 0])))
+    np.testing.assert_array_equal(dense(restored), dense(given)[[2, 0]])
+    if isinstance(given, list):
+        assert type(restored[0]) is type(given[0])
+    elif not sp.issparse(given):
+        assert type(restored) is type(given)
+        same = restored.dtype == given.dtype if isinstance(given, torch.Tensor) else restored.dtype.kind == given.dtype.kind
+        assert same
+    else:
+        assert isinstance(restored, sp.spmatrix) == isinstance(given, sp.spmatrix) and restored.dtype == given.dtype
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects(name):
+    given = OBJECTS[name]
+    outputs, form = canonical(given)
+    assert isinstance(outputs, list) and outputs == list(given)
+    restored = form.restore(take(outputs, [2, 1]))
+    assert type(restored) is type(given) and list(restored) == [given[2], given[1]]
+    assert distinct(outputs).tolist() == [0, 1]
+
+
+def test_batches_stay_batches():
+    batch = GraphBatch.of(GRAPHS)
+    outputs, form = canonical(batch)
+    assert isinstance(form.restore(take(outputs, [0])), GraphBatch) and distinct(outputs).tolist() == [0, 1]
+    views = ViewBatch(BITS, GRAPHS, ["x", "y", "x"])
+    assert distinct(views).tolist() == [0, 1] and len(take(views, torch.tensor([0, 2]))) == 2
+    with pytest.raises(InputError, match="same number of outputs. Got 3, 2"):
+        ViewBatch(BITS, ["x", "y"])
+    with pytest.raises(InputError, match="Got no views"):
+        ViewBatch()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "Y is empty"),
+        (np.empty((0, 3)), "Y is empty"),
+        (5.0, "must be a collection of outputs. Got 5.0"),
+        (np.array(5.0), "must be a collection of outputs. Got a single number"),
+        (np.array([1.0, np.nan]), "NaN or inf in row 1"),
+        ([[1.0, 2.0], [None, 1.0]], "None in row 1"),
+        (torch.tensor([[0.0], [torch.inf]]), "NaN or inf in row 1"),
+        (sp.csr_array(np.array([[0.0], [0.0], [np.nan]])), "NaN or inf in row 2"),
+        (np.array([1j]), "Complex data not supported"),
+    ],
+)
+def test_refuses(given, message):
+    with pytest.raises(InputError, match=message):
+        canonical(given)
+
+
+def test_equal_numbers_have_equal_keys_in_every_form():
+    expected = list(keys(canonical(BITS)[0]))
+    for given in (BITS.astype(np.float32), BITS.tolist(), sp.csr_array(BITS), torch.from_numpy(BITS)):
+        assert list(keys(canonical(given)[0])) == expected
+    assert len(set(keys(torch.tensor([[0.0], [-0.0], [1e-300]], dtype=torch.float64)))) == 2
+    assert positions(canonical(sp.csr_array(BITS[1:]))[0], canonical(BITS)[0]).tolist() == [1, 0]
+    with pytest.raises(InputError, match="index 1 is not among the candidates"):
+        positions(["a", "c"], ["a", "b"])
+
+
+@pytest.mark.parametrize("given", [BITS, sp.csr_array(BITS), GRAPHS, GraphBatch.of(GRAPHS), ViewBatch(BITS, GRAPHS)])
+def test_concatenates(given):
+    outputs, _ = canonical(given)
+    both = concatenate(outputs, take(outputs, slice(1)))
+    assert count(both) == 4 and list(keys(both)) == [*keys(outputs), *keys(take(outputs, slice(1)))]
+
+
+def test_masks_choose_from_lists_as_from_arrays():
+    mask = np.array([True, False, False, True])
+    for ys in (["a", "b", "c", "d"], np.array(list("abcd"))):
+        assert list(take(ys, mask)) == list(take(ys, torch.from_numpy(mask))) == ["a", "d"]
+    with pytest.raises(InputError, match="one value for each of the 4 outputs. Got 2"):
+        take(["a", "b", "c", "d"], mask[:2])
