@@ -27,15 +27,14 @@ import torch
 from grakel.kernels import CoreFramework, NeighborhoodSubgraphPairwiseDistance, WeisfeilerLehman
 
 from dsokr import chem
-from dsokr.graphs import GraphBatch
-from dsokr.kernels import graphs, nspd
+from dsokr.graphs import Graph, GraphBatch
+from dsokr.kernels import graphs
 from dsokr.outputs import blocks
-from dsokr.graphs import Graph
 
 FILE = Path("qm9") / "qm9_smiles_133882.txt.gz"
 WL = graphs.WeisfeilerLehman(5)
 CORE = graphs.Core(WL)
-NSPD = nspd.NSPD(3, 4)  # GraKeL's default radius and distance
+NSPD = graphs.NSPD(3, 4)  # GraKeL's default radius and distance
 
 
 def molecules(folder: str | None, count: int) -> tuple[list[Graph], str]:

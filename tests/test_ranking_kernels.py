@@ -5,14 +5,14 @@ import torch
 from scipy.stats import kendalltau
 
 from dsokr.errors import InputError, KernelError
+from dsokr.graphs import Graph
+from dsokr.kernels.base import View, Views
 from dsokr.kernels.graphs import WeisfeilerLehman
 from dsokr.kernels.rankings import Hamming, Kemeny, Lehmer
 from dsokr.kernels.sets import Tanimoto
 from dsokr.kernels.strings import NGram
 from dsokr.kernels.vectors import Linear
-from dsokr.kernels.views import View, Views
 from dsokr.testing import check_kernel
-from dsokr.graphs import Graph
 
 KERNELS = [Kemeny(), Hamming(), Lehmer(), Kemeny().normalized()]
 

@@ -123,7 +123,7 @@ def test_a_letter_outside_the_alphabet_is_refused_with_its_string():
         (lambda: NGram((1, 2), weights=(1.0,)), "one positive number per length"),
         (lambda: NGram(2, weights=(0.0,)), "one positive number per length"),
         (lambda: GappyNGram(2, gaps=-1), "gaps must be an integer"),
-        (lambda: GappyNGram(2, gaps=1, decay=0.0), "decay must be above 0"),
+        (lambda: GappyNGram(2, gaps=1, decay=0.0), "decay must be in"),
         (lambda: Mismatch(2, 3, "AB"), "mismatches must be at most n=2"),
         (lambda: Mismatch(2, 1, "ABA"), "different letters"),
     ],

@@ -59,7 +59,7 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, **options: Any) -> Function:
     """Compile with numba on first use, cache the result on disk and release the GIL.
 
     Without numba the function raises ``MissingExtraError`` when called. Where no cache can be written, every process
@@ -67,15 +67,20 @@ def compiled(function: Function) -> Function:
     """
     if njit is not None:
         try:
-            return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
+            return cast(Function, njit(cache=True, nogil=True, error_model="numpy", **options)(function))
         except RuntimeError:  # no writable cache folder
-            return cast(Function, njit(nogil=True, error_model="numpy")(function))
+            return cast(Function, njit(nogil=True, error_model="numpy", **options)(function))
 
     @wraps(function)
     def missing(*_: Any, **__: Any) -> Any:
         raise MissingExtraError("numba", "graphs")
 
     return cast(Function, missing)
+
+
+def inlined(function: Function) -> Function:
+    """Compile a small function that compiled loops call with arrays; inlined, it costs them no reference counting."""
+    return compiled(function, forceinline=True)
 
 
 def run_in_threads(work: Callable[[int, int], object], count: int, share: int) -> None:

@@ -3,15 +3,13 @@
 Those on graphs and strings need numba (``pip install "dsokr[graphs]"``) when they are used, not to be imported.
 """
 
-from dsokr.kernels.base import Kernel, Normalized, Product, Scaled, Sum
+from dsokr.kernels.base import Kernel, Normalized, Product, Scaled, Sum, View, Views
 from dsokr.kernels.features import FeatureKernel, Features, FeatureSum, NormalizedFeatures, ScaledFeatures
-from dsokr.kernels.graphs import Core, EdgeHistogram, ShortestPath, VertexHistogram, WeisfeilerLehman
-from dsokr.kernels.nspd import NSPD
+from dsokr.kernels.graphs import NSPD, Core, EdgeHistogram, ShortestPath, VertexHistogram, WeisfeilerLehman
 from dsokr.kernels.rankings import Hamming, Kemeny, Lehmer
 from dsokr.kernels.sets import Tanimoto
 from dsokr.kernels.strings import GappyNGram, Mismatch, NGram
 from dsokr.kernels.vectors import Cosine, Gaussian, Laplacian, Linear, Polynomial
-from dsokr.kernels.views import View, Views
 
 __all__ = [
     "NSPD",

@@ -1,4 +1,4 @@
-"""What a kernel is, and how kernels combine."""
+"""Kernels, their sums, products and normalisation, and kernels on one of several views of an output."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import InputError, UndefinedAt
-from dsokr.outputs import Outputs, blocks, count, take
+from dsokr.outputs import Outputs, ViewBatch, blocks, count, take
 
 Evaluate = Callable[[Outputs], Tensor]
 
-ANCHOR_BLOCK = 4096  # anchors evaluated at once when a combination of many is asked for
-PAIR_BLOCK = 64  # side of the square blocks whose diagonal is used when values are needed pair by pair
+ANCHOR_BLOCK = 4096  # anchors evaluated at once for a weighted combination of many
+PAIR_BLOCK = 64  # side of the square blocks whose diagonals are the values of pairs
 
 
 class Kernel(ABC):
     """A positive semi-definite function of two outputs, k(y, y') = ⟨ψ(y), ψ(y')⟩.
 
-    Kernels are frozen dataclasses: nothing is fitted and nothing is remembered. A new kernel defines ``__call__`` and
-    ``diag``; everything else follows. Values are float64, on the device of the second argument when that is a tensor.
-    Kernels combine: ``k1 + k2``, ``k1 * k2``, ``0.3 * k``, ``k.normalized()``.
+    Kernels are frozen dataclasses without state. A new kernel defines ``__call__`` and ``diag``; everything else
+    follows. Values are float64, on the device of the second argument when that is a tensor. Kernels combine:
+    ``k1 + k2``, ``k1 * k2``, ``0.3 * k``, ``k.normalized()``.
     """
 
     @abstractmethod
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:  # (n, m)
-        """All values k(a_i, b_j)."""
+        """Return all values k(a_i, b_j)."""
 
     @abstractmethod
     def diag(self, a: Outputs) -> Tensor:  # (n,)
-        """The values k(a_i, a_i)."""
+        """Return the values k(a_i, a_i)."""
 
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
-        """The functions f_i = Σ_j weights[i, j] k(·, anchors_j), ready to be evaluated: ys -> (n, m).
+        """Return the functions f_i = Σ_j weights[i, j] k(·, anchors_j) as one function: ys -> (n, m).
 
-        Without weights, f_j = k(·, anchors_j). What depends on the anchors alone is computed here, once. Kernels with
-        an explicit feature map override this to add the anchors up before any output is seen. Otherwise the anchors
-        are gone through in blocks: the cost is one kernel value per output and anchor, the memory a block of them.
+        Without weights, f_j = k(·, anchors_j). Kernels override this to compute once what depends on the anchors
+        alone; those with an explicit feature map also sum the anchors first. The default processes the anchors in
+        blocks: one kernel value per output and anchor, and memory for one block.
         """
         if weights is None:
             return lambda ys: self(ys, anchors)
@@ -57,14 +57,14 @@ class Kernel(ABC):
         return evaluate
 
     def paired(self, a: Outputs, b: Outputs) -> Tensor:  # (n,)
-        """The values k(a_i, b_i), from small square blocks."""
+        """Return the values k(a_i, b_i), from small square blocks."""
         if count(a) != count(b):
-            raise InputError(f"Pairs need as many outputs on both sides. Got {count(a)} and {count(b)}.")
+            raise InputError(f"Both sides must have the same number of outputs. Got {count(a)} and {count(b)}.")
         pieces = [self(block, take(b, where)).diagonal() for where, block in blocks(a, PAIR_BLOCK)]
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.float64)
 
     def normalized(self) -> Kernel:
-        """k(y, y') / √(k(y, y) k(y', y')), so that every output has length one."""
+        """Return k(y, y') / √(k(y, y) k(y', y')), under which every output has length one."""
         return Normalized(self)
 
     def __add__(self, other: Kernel) -> Kernel:
@@ -80,7 +80,7 @@ class Kernel(ABC):
 
 
 def terms(kernel: Kernel, kind: type[Sum] | type[Product]) -> tuple[Any, ...]:
-    """The kernels that a sum or product is made of; of any other kernel, itself."""
+    """Return the terms of a sum or the factors of a product; for any other kernel, the kernel itself."""
     return kernel.kernels if isinstance(kernel, kind) else (kernel,)
 
 
@@ -91,14 +91,14 @@ class Sum(Kernel):
     kernels: tuple[Kernel, ...]
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
-        return reduce(torch.add, (k(a, b) for k in self.kernels))
+        return self.against(b)(a)
 
     def diag(self, a: Outputs) -> Tensor:
         return reduce(torch.add, (k.diag(a) for k in self.kernels))
 
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
         parts = [k.against(anchors, weights) for k in self.kernels]
-        # kernels on numbers and kernels on objects may answer on different devices
+        # kernels on vectors and kernels on objects may return values on different devices
         return lambda ys: reduce(lambda total, part: total + part.to(total.device), (part(ys) for part in parts))
 
 
@@ -124,7 +124,7 @@ class Scaled(Kernel):
 
     def __post_init__(self) -> None:
         if not self.factor > 0:
-            raise InputError(f"A kernel stays a kernel only when scaled by a positive number. Got {self.factor}.")
+            raise InputError(f"A kernel can only be scaled by a positive number. Got {self.factor}.")
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
         return self.factor * self.kernel(a, b)
@@ -170,6 +170,57 @@ class Normalized(Kernel):
         wrong = (squared <= 0) | ~torch.isfinite(squared)
         if wrong.any():
             at = int(wrong.nonzero()[0])
-            why = f"k(y, y) must be positive. Got {squared[at].item():g} for that output"
+            why = f"k(y, y) must be positive and finite. Got {squared[at].item():g}"
             raise UndefinedAt(at, f"{self.kernel} cannot be normalised", why)
         return squared.sqrt()
+
+
+@dataclass(frozen=True)
+class View(Kernel):
+    """k(y_i, y'_i), a kernel on the i-th view of outputs y = (y_0, y_1, …).
+
+    Views are, say, the graph and the fingerprint of a molecule. In a matrix, view i is column i.
+
+    >>> from dsokr.kernels import Gaussian, Linear
+    >>> kernel = View(0, Linear()) * View(1, Gaussian(1.0))
+    >>> kernel([([2.0], [0.0])], [([3.0], [0.0])])
+    tensor([[6.]], dtype=torch.float64)
+    """
+
+    position: int
+    kernel: Kernel
+
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
+        return self.kernel(self._select(a), self._select(b))
+
+    def diag(self, a: Outputs) -> Tensor:
+        return self.kernel.diag(self._select(a))
+
+    def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
+        evaluate = self.kernel.against(self._select(anchors), weights)
+        return lambda ys: evaluate(self._select(ys))
+
+    def _select(self, ys: Outputs) -> Outputs:
+        if isinstance(ys, ViewBatch) and self.position < len(ys.views):
+            return ys.views[self.position]
+        if isinstance(ys, Tensor) and self.position < ys.shape[1]:
+            return ys[:, self.position, None]
+        for index, y in enumerate(ys):
+            if not isinstance(y, tuple) or len(y) <= self.position:
+                got = f"{len(y)} views" if isinstance(y, tuple) else type(y).__name__
+                raise InputError(
+                    f"Outputs must be tuples of at least {self.position + 1} views. Got {got} at index {index}."
+                )
+        return [y[self.position] for y in ys]
+
+
+def Views(*kernels: Kernel) -> Sum:
+    """k_0(y_0, y'_0) + k_1(y_1, y'_1) + …, one kernel for each view of outputs y = (y_0, y_1, …).
+
+    >>> from dsokr.kernels import Linear, Tanimoto
+    >>> Views(0.5 * Linear(), 0.5 * Tanimoto())([([2.0], [1, 1])], [([3.0], [1, 0])])
+    tensor([[3.2500]], dtype=torch.float64)
+    """
+    if not kernels:
+        raise InputError("Views takes one kernel for each view. Got none.")
+    return Sum(tuple(View(position, kernel) for position, kernel in enumerate(kernels)))

@@ -16,7 +16,7 @@ from torch import Tensor
 from dsokr.compute import compiled
 from dsokr.errors import InputError, UndefinedAt
 from dsokr.kernels.base import Evaluate, Kernel, Scaled, Sum, terms
-from dsokr.kernels.hashing import paired
+from dsokr.kernels.hashing import pair_all
 from dsokr.kernels.postings import Postings
 from dsokr.outputs import Outputs
 
@@ -25,8 +25,8 @@ from dsokr.outputs import Outputs
 class Features:
     """Sparse vectors: row i has the ``values`` from ``indptr[i]`` to ``indptr[i + 1]``, at the coordinates ``ids``.
 
-    A coordinate is named by a 64-bit integer, made from what it stands for, and occurs once in a row. So rows computed
-    apart, at different times, have the same coordinates without a vocabulary (see :mod:`dsokr.kernels.hashing`).
+    A coordinate occurs once in a row. Its id is a 64-bit hash of what it stands for, so that rows computed at different
+    times share coordinates without a vocabulary (see :mod:`dsokr.kernels.hashing`).
     """
 
     indptr: np.ndarray  # (n + 1,) int64
@@ -35,17 +35,17 @@ class Features:
 
     @staticmethod
     def of(indptr: np.ndarray, items: np.ndarray, values: np.ndarray | None = None) -> Features:
-        """Row i adds up the items from ``indptr[i]`` to ``indptr[i + 1]``: each counts its value, or one.
+        """Sum items: row i has those from ``indptr[i]`` to ``indptr[i + 1]``, and each counts its value, or one.
 
         >>> Features.of(np.array([0, 3, 4]), np.array([7, 5, 7, 5]))
         Features(indptr=array([0, 2, 3]), ids=array([5, 7, 5], dtype=uint64), values=array([1., 2., 1.]))
         """
         values = np.ones(len(items)) if values is None else values.astype(np.float64)
-        return Features(*_added_up(indptr, items.astype(np.uint64), values))  # astype copies: these are worked on
+        return Features(*_merge(indptr, items.astype(np.uint64), values))  # astype copies: these are overwritten
 
     @staticmethod
     def joined(parts: Sequence[Features]) -> Features:
-        """The parts side by side, so that inner products add up. Tag them first: no two may share a coordinate."""
+        """Concatenate vectors that share no coordinates, see :meth:`tagged`: inner products add up."""
         indptr = reduce(np.add, (part.indptr for part in parts))
         ids, values = np.empty(indptr[-1], np.uint64), np.empty(indptr[-1])
         free = indptr[:-1].copy()
@@ -57,21 +57,21 @@ class Features:
         return len(self.indptr) - 1
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Something hashable for every row, equal for equal rows."""
+        """Yield a hashable key of every row, equal for equal rows."""
         for start, stop in pairwise(self.indptr):
             order = start + self.ids[start:stop].argsort()
             yield self.ids[order].tobytes(), self.values[order].tobytes()
 
     def tagged(self, tag: int) -> Features:
-        """The same vectors in coordinates of their own: different tags have none in common."""
-        return Features(self.indptr, paired(np.uint64(tag), self.ids), self.values)
+        """Return the same vectors in coordinates that no other tag shares."""
+        return Features(self.indptr, pair_all(np.uint64(tag), self.ids), self.values)
 
     def scaled(self, factors: np.ndarray) -> Features:
-        """Row i times ``factors[i]``."""
+        """Return the rows times ``factors``, one for each."""
         return Features(self.indptr, self.ids, self.values * np.repeat(factors, np.diff(self.indptr)))
 
     def spread(self, rows: np.ndarray, count: int) -> Features:
-        """``count`` rows, of which ``rows`` (ascending) are these, and the others zero."""
+        """Return ``count`` rows, which are these at ``rows`` (ascending) and zero elsewhere."""
         sizes = np.zeros(count + 1, np.int64)
         sizes[1 + rows] = np.diff(self.indptr)
         return Features(np.cumsum(sizes), self.ids, self.values)
@@ -84,13 +84,13 @@ class Features:
 class FeatureKernel(Kernel):
     """k(y, y') = ⟨φ(y), φ(y')⟩ with a sparse φ. A new kernel defines ``features``; everything else follows.
 
-    No vocabulary is fitted. For n outputs against m anchors the cost is n + m feature maps and one addition for every
-    coordinate that an output and an anchor share.
+    Evaluating n outputs against m anchors costs n + m feature maps and one addition for every coordinate that an output
+    shares with an anchor.
     """
 
     @abstractmethod
     def features(self, ys: Outputs) -> Features:
-        """φ(y) for every output."""
+        """Compute φ(y) for every output."""
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
         return self.against(b)(a)
@@ -99,7 +99,7 @@ class FeatureKernel(Kernel):
         return torch.from_numpy(self.features(a).squared_norms())
 
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
-        """Anchors are turned into lists of who has a coordinate, once; with weights they are added up by coordinate."""
+        """Build an inverted index of the anchors; with weights, sum them by coordinate."""
         postings = Postings.of(self.features(anchors))
         evaluate = postings.products() if weights is None else postings.combined(weights)
         return lambda ys: evaluate(self.features(ys))
@@ -118,7 +118,7 @@ class FeatureKernel(Kernel):
 
 @dataclass(frozen=True)
 class FeatureSum(FeatureKernel, Sum):
-    """k1(y, y') + k2(y, y') + …, whose feature map is theirs side by side."""
+    """k1(y, y') + k2(y, y') + …, whose feature map concatenates theirs."""
 
     kernels: tuple[FeatureKernel, ...]
 
@@ -140,7 +140,7 @@ class ScaledFeatures(FeatureKernel, Scaled):
 
 @dataclass(frozen=True)
 class NormalizedFeatures(FeatureKernel):
-    """k(y, y') / √(k(y, y) k(y', y')), with the feature map φ(y) / ‖φ(y)‖, computed once for both."""
+    """k(y, y') / √(k(y, y) k(y', y')), with the feature map φ(y) / ‖φ(y)‖."""
 
     kernel: FeatureKernel
 
@@ -149,32 +149,31 @@ class NormalizedFeatures(FeatureKernel):
         squared = features.squared_norms()
         if not (squared > 0).all():
             at = int(np.flatnonzero(squared <= 0)[0])
-            why = "k(y, y) must be positive, but that output has no features"
-            raise UndefinedAt(at, f"{self.kernel} cannot be normalised", why)
+            raise UndefinedAt(at, f"{self.kernel} cannot be normalised", "that output has no features")
         return features.scaled(1 / np.sqrt(squared))
 
     def normalized(self) -> FeatureKernel:
         return self
 
 
-def require_features(owner: Kernel, name: str, kernel: object) -> None:
+def check_features(owner: Kernel, name: str, kernel: object) -> None:
     if not isinstance(kernel, FeatureKernel):
-        raise InputError(f"{type(owner).__name__}.{name} must be a kernel with features. Got {kernel!r}.")
+        raise InputError(f"{type(owner).__name__}.{name} must be a FeatureKernel. Got {kernel!r}.")
 
 
 @compiled
-def _added_up(indptr: np.ndarray, ids: np.ndarray, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort every row by item and merge equal ones, in place."""
+def _merge(indptr: np.ndarray, ids: np.ndarray, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort every row by id and sum the values of equal ids, in place."""
     starts = np.zeros(len(indptr), np.int64)
     free = 0
     for i in range(len(indptr) - 1):
-        row, added = ids[indptr[i] : indptr[i + 1]], sums[indptr[i] : indptr[i + 1]]
-        _sort(row, added)
+        row, values = ids[indptr[i] : indptr[i + 1]], sums[indptr[i] : indptr[i + 1]]
+        _sort(row, values)
         for k in range(len(row)):
             if free > starts[i] and row[k] == ids[free - 1]:
-                sums[free - 1] += added[k]
+                sums[free - 1] += values[k]
             else:
-                ids[free], sums[free] = row[k], added[k]
+                ids[free], sums[free] = row[k], values[k]
                 free += 1
         starts[i + 1] = free
     return starts, ids[:free].copy(), sums[:free].copy()
@@ -186,7 +185,7 @@ def _sort(keys: np.ndarray, values: np.ndarray) -> None:
         order = np.argsort(keys)
         keys[:], values[:] = keys[order], values[order]
         return
-    for k in range(1, len(keys)):  # insertion: most rows are short, and calling a sort would take longer
+    for k in range(1, len(keys)):  # insertion sort: most rows are short
         key, value = keys[k], values[k]
         j = k - 1
         while j >= 0 and keys[j] > key:

@@ -1,4 +1,4 @@
-"""Kernels on graphs, given as a list of :class:`Graph` or a :class:`GraphBatch`. An empty graph has no features."""
+"""Kernels on graphs. An empty graph has no features."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsokr.compute import compiled
+from dsokr.compute import compiled, inlined
 from dsokr.errors import check_integers
 from dsokr.graphs import GraphBatch, starts_of
-from dsokr.kernels.features import FeatureKernel, Features, require_features
+from dsokr.kernels.features import FeatureKernel, Features, check_features
 from dsokr.kernels.hashing import mix, pair
-from dsokr.kernels.paths import close_pairs
+from dsokr.kernels.paths import find_pairs
+from dsokr.kernels.rooted import name_balls
 from dsokr.outputs import Outputs
 
 
@@ -33,7 +34,7 @@ class VertexHistogram(FeatureKernel):
 
 @dataclass(frozen=True)
 class EdgeHistogram(FeatureKernel):
-    """Σ_l #{e ∈ G : l(e) = l} · #{e' ∈ G' : l(e') = l}, over edge labels l; the labels of the ends play no part.
+    """Σ_l #{e ∈ G : l(e) = l} · #{e' ∈ G' : l(e') = l}, over edge labels l, whatever the node labels.
 
     >>> from dsokr.graphs import Graph
     >>> EdgeHistogram()([Graph((6, 6, 8), ((0, 1, 1), (1, 2, 1)))], [Graph((6, 8), ((0, 1, 1),))])
@@ -50,7 +51,7 @@ class EdgeHistogram(FeatureKernel):
 class ShortestPath(FeatureKernel):
     """Σ_{u ≠ v} Σ_{u' ≠ v'} [D(u, v) = D(u', v') < ∞] [l(u) = l(u')] [l(v) = l(v')], over ordered pairs of nodes.
 
-    D counts edges. Without labels only the distances are compared.
+    D(u, v) is the number of edges on a shortest path. Without ``labels`` only distances are compared.
 
     >>> from dsokr.graphs import Graph
     >>> path = Graph((6, 6, 8), ((0, 1, 1), (1, 2, 1)))
@@ -63,9 +64,9 @@ class ShortestPath(FeatureKernel):
     def features(self, ys: Outputs) -> Features:
         batch = GraphBatch.of(ys)
         labels = batch.labels if self.labels else np.zeros_like(batch.labels)
-        pairs = close_pairs(batch)
-        pairs = pairs.select(pairs.apart > 0)
-        return Features.of(2 * pairs.starts, _path_names(labels, pairs.u, pairs.v, pairs.apart))
+        pairs = find_pairs(batch)
+        pairs = pairs.select(pairs.distance > 0)
+        return Features.of(2 * pairs.starts, _name_paths(labels, pairs.u, pairs.v, pairs.distance))
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class WeisfeilerLehman(FeatureKernel):
     """Σ_{t = 0}^{iterations} base(G_t, G'_t), where G_0 = G and the label of a node of G_{t+1} is its label in G_t
     together with the multiset of its neighbours' labels in G_t, each with the label of the edge if ``edge_labels``.
 
-    The base is any kernel on graphs with features; the default gives the subtree kernel (WL-VH).
+    The base is any FeatureKernel on graphs; the default gives the subtree kernel (WL-VH).
 
     >>> from dsokr.graphs import Graph
     >>> ethanol, ether = Graph((6, 6, 8), ((0, 1, 1), (1, 2, 1))), Graph((6, 8, 6), ((0, 1, 1), (1, 2, 1)))
@@ -87,12 +88,51 @@ class WeisfeilerLehman(FeatureKernel):
 
     def __post_init__(self) -> None:
         check_integers(self, iterations=0)
-        require_features(self, "base", self.base)
+        check_features(self, "base", self.base)
 
     def features(self, ys: Outputs) -> Features:
         batch = GraphBatch.of(ys)
         colours = refinements(batch, self.iterations, self.edge_labels)
         return Features.joined([self.base.features(batch.relabelled(c)).tagged(t) for t, c in enumerate(colours)])
+
+
+@dataclass(frozen=True)
+class NSPD(FeatureKernel):
+    """The neighbourhood subgraph pairwise distance kernel,
+
+    Σ_{r = 0}^{radius} Σ_{d = 0}^{distance} k_{r,d}(G, G') / √(k_{r,d}(G, G) k_{r,d}(G', G')), where
+
+    k_{r,d}(G, G') = Σ_{D(u, v) = d} Σ_{D(u', v') = d} [N_r^u ≅ N_r^{u'}] [N_r^v ≅ N_r^{v'}].
+
+    N_r^v is the subgraph induced by the nodes up to r edges away from v, rooted at v; isomorphisms keep the root and
+    all labels of nodes and edges. Pairs of nodes are ordered. A term is zero if one of the graphs has no pair at
+    distance d, so k(G, G) is the number of terms for which G has some. Neighbourhoods are compared exactly, up to
+    collisions of 64-bit names.
+
+    >>> from dsokr.graphs import Graph
+    >>> carbonyl, alcohol = Graph((6, 8), ((0, 1, 2),)), Graph((6, 8), ((0, 1, 1),))
+    >>> NSPD(radius=1, distance=1)([carbonyl], [carbonyl, alcohol])
+    tensor([[4.0000, 2.0000]], dtype=torch.float64)
+    """
+
+    radius: int
+    distance: int
+
+    def __post_init__(self) -> None:
+        check_integers(self, radius=0, distance=0)
+
+    def features(self, ys: Outputs) -> Features:
+        batch = GraphBatch.of(ys)
+        names = name_balls(batch, self.radius)
+        all_pairs = find_pairs(batch, self.distance)
+        parts: list[Features] = []
+        for d in range(self.distance + 1):
+            pairs = all_pairs.select(all_pairs.distance == d)
+            for name in names:
+                part = Features.of(pairs.starts, *_name_pairs(name, pairs.u, pairs.v))
+                squared = part.squared_norms()
+                parts.append(part.scaled(1 / np.sqrt(np.where(squared > 0, squared, 1))).tagged(len(parts)))
+        return Features.joined(parts)
 
 
 @dataclass(frozen=True)
@@ -110,7 +150,7 @@ class Core(FeatureKernel):
     base: FeatureKernel
 
     def __post_init__(self) -> None:
-        require_features(self, "base", self.base)
+        check_features(self, "base", self.base)
 
     def features(self, ys: Outputs) -> Features:
         batch = GraphBatch.of(ys)
@@ -118,13 +158,13 @@ class Core(FeatureKernel):
         parts = [self.base.features(batch).tagged(0)]
         for level in range(1, cores.max(initial=0) + 1):
             core = batch.induced(cores >= level)
-            there = np.flatnonzero(np.diff(core.offsets))  # beyond its degeneracy a graph has no core to compare
-            parts.append(self.base.features(core[there]).spread(there, len(batch)).tagged(level))
+            exists = np.flatnonzero(np.diff(core.offsets))  # a graph has no cores beyond its degeneracy
+            parts.append(self.base.features(core[exists]).spread(exists, len(batch)).tagged(level))
         return Features.joined(parts)
 
 
 def refinements(batch: GraphBatch, iterations: int, edge_labels: bool) -> Iterator[np.ndarray]:  # each (nodes,)
-    """The node labels of G_0, …, G_iterations, from G_1 on as 64-bit names."""
+    """Yield the node labels of G_0, …, G_iterations; from G_1 on they are 64-bit names."""
     labels = batch.labels
     yield labels
     for _ in range(iterations):
@@ -133,11 +173,11 @@ def refinements(batch: GraphBatch, iterations: int, edge_labels: bool) -> Iterat
 
 
 def core_numbers(batch: GraphBatch) -> np.ndarray:  # (nodes,)
-    """The largest i such that the node is in the i-core of its graph, in linear time (Batagelj and Zaveršnik)."""
+    """Compute for every node the largest i whose i-core contains it, in linear time (Batagelj and Zaveršnik)."""
     return _core_numbers(batch.degrees(), batch.indptr, batch.neighbors)
 
 
-@compiled
+@inlined
 def refine(node, first, labels, indptr, neighbors, edge_labels, use_edges):  # type: ignore[no-untyped-def]  # compiled
     """Return the next WL label of a node, a 64-bit name: its label with the multiset of its neighbours' labels.
 
@@ -161,13 +201,27 @@ def _refine_all(
 
 
 @compiled
-def _path_names(labels: np.ndarray, us: np.ndarray, vs: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """The names of the paths from u to v and from v to u, one after the other."""
+def _name_paths(labels: np.ndarray, us: np.ndarray, vs: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """Name the paths from u to v and from v to u, alternating."""
     names = np.empty(2 * len(us), np.uint64)
     for k in range(len(us)):
-        names[2 * k] = pair(pair(apart[k], labels[us[k]]), labels[vs[k]])
-        names[2 * k + 1] = pair(pair(apart[k], labels[vs[k]]), labels[us[k]])
+        names[2 * k] = pair(pair(distances[k], labels[us[k]]), labels[vs[k]])
+        names[2 * k + 1] = pair(pair(distances[k], labels[vs[k]]), labels[us[k]])
     return names
+
+
+@compiled
+def _name_pairs(names: np.ndarray, us: np.ndarray, vs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Name unordered pairs, with values such that inner products are those of the counts of ordered pairs.
+
+    For x ≠ y the pairs (x, y) and (y, x) are one coordinate of weight √2. A pair (x, x) of two nodes counts twice.
+    """
+    out, values = np.empty(len(us), np.uint64), np.empty(len(us))
+    for k in range(len(us)):
+        x, y = names[us[k]], names[vs[k]]
+        out[k] = pair(min(x, y), max(x, y))
+        values[k] = 1.0 if us[k] == vs[k] else 2.0 if x == y else np.sqrt(2.0)
+    return out, values
 
 
 @compiled
@@ -175,7 +229,7 @@ def _core_numbers(degrees: np.ndarray, indptr: np.ndarray, neighbors: np.ndarray
     core = degrees.copy()
     order = np.argsort(core, kind="mergesort")
     place = np.empty(len(core), np.int64)
-    bins = np.zeros(core.max() + 2 if len(core) else 1, np.int64)  # where nodes of each remaining degree start in order
+    bins = np.zeros(core.max() + 2 if len(core) else 1, np.int64)  # where each remaining degree starts in order
     for i in range(len(order)):
         place[order[i]] = i
         bins[core[i] + 1] += 1

@@ -1,12 +1,12 @@
-"""64-bit names for structures: equal structures have equal names, different ones almost surely different names.
+"""64-bit names of structures, which are hashes, and hash tables of names; for compiled code.
 
-A name is a mixed integer, so that names need no table, no fitting and no order of arrival. Under uniform mixing the
-probability that any two of D different structures share a name is below D² / 2⁶⁵: 3·10⁻⁶ for ten million of them.
+Equal structures have equal names, different ones almost surely different names: under uniform mixing, the probability
+that any two of D structures share a name is below D² / 2⁶⁵, 3·10⁻⁶ for ten million of them.
 """
 
 import numpy as np
 
-from dsokr.compute import compiled
+from dsokr.compute import compiled, inlined
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -16,7 +16,7 @@ _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 @compiled
 def mix(x):  # type: ignore[no-untyped-def]  # compiled for uint64
-    """The splitmix64 finaliser: a bijection of 64-bit integers that behaves like a random one."""
+    """The splitmix64 finaliser, a bijection of 64-bit integers that looks random."""
     x = np.uint64(x) + _STEP
     x = (x ^ (x >> _30)) * _FIRST
     x = (x ^ (x >> _27)) * _SECOND
@@ -25,10 +25,7 @@ def mix(x):  # type: ignore[no-untyped-def]  # compiled for uint64
 
 @compiled
 def key(x):  # type: ignore[no-untyped-def]  # compiled for uint64
-    """What x contributes to the pairs it opens: pair(x, y) = mix(key(x) + y). Loops compute it once for many y.
-
-    It is no plain mix(x), so that (x, Σ mix(y)) and (y, Σ mix(x)) stay apart.
-    """
+    """The part of pair(x, y) = mix(key(x) + y) that depends on x; not mix(x), or pair(x, mix(y)) would be symmetric."""
     return mix(x) * _FIRST
 
 
@@ -47,12 +44,12 @@ def keys(xs: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def paired(tag: np.uint64, ids: np.ndarray) -> np.ndarray:
-    """The names of the pairs (tag, id)."""
-    out = np.empty(len(ids), np.uint64)
-    opened = key(tag)
-    for i in range(len(ids)):
-        out[i] = mix(opened + np.uint64(ids[i]))
+def pair_all(x: np.uint64, ys: np.ndarray) -> np.ndarray:
+    """The names of the pairs (x, y)."""
+    out = np.empty(len(ys), np.uint64)
+    key_of_x = key(x)
+    for i in range(len(ys)):
+        out[i] = mix(key_of_x + np.uint64(ys[i]))
     return out
 
 
@@ -65,7 +62,7 @@ def build_table(ids: np.ndarray) -> np.ndarray:  # slots: a power of two of them
     return slots
 
 
-@compiled
+@inlined
 def find(slots, ids, wanted):  # type: ignore[no-untyped-def]  # compiled for several types
     """Return the position of ``wanted`` in ``ids``, or −1; ``slots`` is their table. Call it from compiled loops."""
     return slots[_probe(slots, ids, wanted)]
@@ -94,7 +91,7 @@ def _empty_table(count: int) -> np.ndarray:
     return np.full(size, -1, np.int32)
 
 
-@compiled
+@inlined
 def _probe(slots, ids, wanted):  # type: ignore[no-untyped-def]  # compiled for several types
     """Return the slot that holds the position of ``wanted``, or the free slot where it belongs."""
     last = np.uint64(len(slots) - 1)

@@ -17,25 +17,25 @@ class Pairs:
     starts: np.ndarray  # (graphs + 1,)
     u: np.ndarray
     v: np.ndarray
-    apart: np.ndarray  # edges between u and v
+    distance: np.ndarray  # edges on a shortest path
 
     def select(self, keep: np.ndarray) -> Pairs:
-        return Pairs(starts_of(keep)[self.starts], self.u[keep], self.v[keep], self.apart[keep])
+        return Pairs(starts_of(keep)[self.starts], self.u[keep], self.v[keep], self.distance[keep])
 
 
-def close_pairs(batch: GraphBatch, farthest: int | None = None) -> Pairs:
-    """All pairs with a path of at most ``farthest`` edges, or of any length. A node and itself are 0 apart."""
+def find_pairs(batch: GraphBatch, farthest: int | None = None) -> Pairs:
+    """Find all pairs at a distance of at most ``farthest`` edges (None: any); a node has distance 0 from itself."""
     limit = len(batch.labels) if farthest is None else farthest
-    return Pairs(*_close_pairs(batch.offsets, batch.indptr, batch.neighbors, limit))
+    return Pairs(*_find_pairs(batch.offsets, batch.indptr, batch.neighbors, limit))
 
 
 @compiled
 def breadth_first(
     root: int, farthest: int, indptr: np.ndarray, neighbors: np.ndarray, queue: np.ndarray, depth: np.ndarray
 ) -> int:
-    """Fill ``queue`` with the nodes up to ``farthest`` edges from the root, nearest first, and set their ``depth``.
+    """Fill ``queue`` with the nodes up to ``farthest`` edges from the root, nearest first; set their ``depth``.
 
-    Returns how many there are. Depths must be −1 before, and are for the caller to reset.
+    Returns their number. All depths must be −1 before; the caller resets them.
     """
     queue[0], depth[root] = root, 0
     head, tail = 0, 1
@@ -54,13 +54,13 @@ def breadth_first(
 
 
 @compiled
-def _close_pairs(
+def _find_pairs(
     offsets: np.ndarray, indptr: np.ndarray, neighbors: np.ndarray, farthest: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     sizes = offsets[1:] - offsets[:-1]
     starts, free = np.zeros(len(offsets), np.int64), 0
     most = (sizes * (sizes + 1) // 2).sum()
-    us, vs, apart = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    us, vs, distance = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
     depth = np.full(offsets[-1], -1)
     queue = np.empty(sizes.max() if len(sizes) else 0, np.int64)
     for g in range(len(sizes)):
@@ -68,8 +68,8 @@ def _close_pairs(
             reached = breadth_first(u, farthest, indptr, neighbors, queue, depth)
             for v in queue[:reached]:
                 if v >= u:
-                    us[free], vs[free], apart[free] = u, v, depth[v]
+                    us[free], vs[free], distance[free] = u, v, depth[v]
                     free += 1
                 depth[v] = -1
         starts[g + 1] = free
-    return starts, us[:free].copy(), vs[:free].copy(), apart[:free].copy()
+    return starts, us[:free].copy(), vs[:free].copy(), distance[:free].copy()

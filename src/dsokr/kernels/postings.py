@@ -1,10 +1,10 @@
-"""Inner products of sparse vectors with a fixed set of them, the anchors, through lists of who has a coordinate."""
+"""Inner products of sparse vectors with a fixed set of them, the anchors, through an inverted index."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,117 +19,102 @@ if TYPE_CHECKING:
     from dsokr.kernels.features import Features
 
 COMMON = 1 / 8  # share of the anchors above which a coordinate is faster as a dense vector
-SHARE = 256  # rows of products that a thread does at once
-RARE = 4  # anchors with a coordinate up to which their weights are looked up one by one, not added up in advance
+RARE = 4  # anchors with a coordinate up to which their weights are looked up one by one, not summed in advance
+SHARE = 256  # rows of products that a thread computes at once
+
+
+class Sparse(NamedTuple):
+    """A sparse matrix: row i has ``values`` at ``columns``, from ``starts[i]`` to ``starts[i + 1]``."""
+
+    starts: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class Postings:
-    """Anchors by coordinate: those with ``ids[c]`` are ``rows[starts[c]:starts[c + 1]]``, with ``values`` there."""
+    """An inverted index of the anchors: row c of ``lists`` holds the anchors with the coordinate ``ids[c]``."""
 
     ids: np.ndarray  # (coordinates,) uint64
-    slots: np.ndarray  # a hash table of positions in ids
-    starts: np.ndarray  # (coordinates + 1,)
-    rows: np.ndarray  # uint32, which compiled code need not check for negative indices
-    values: np.ndarray  # float64
+    slots: np.ndarray  # hash table of the ids, see dsokr.kernels.hashing.find
+    lists: Sparse  # (coordinates, anchors)
     count: int  # anchors
 
     @staticmethod
     def of(anchors: Features) -> Postings:
         ids, slots, columns = number(anchors.ids)
         starts = starts_of(np.bincount(columns, minlength=len(ids)))
-        return Postings(ids, slots, starts, *_turned(anchors.indptr, columns, anchors.values, starts), len(anchors))
+        lists = _transpose(Sparse(anchors.indptr, columns, anchors.values), starts)
+        return Postings(ids, slots, lists, len(anchors))
+
+    def columns(self, features: Features) -> np.ndarray:
+        """Return the position in ``ids`` of each of the features' coordinates, −1 for those that no anchor has."""
+        return _find_all(self.slots, self.ids, features.ids)
 
     def products(self) -> Callable[[Features], Tensor]:  # features -> (n, anchors)
-        """⟨φ_i, anchor_j⟩: coordinates that many anchors have as dense vectors, the others by their lists.
+        """Return the function that computes ⟨φ_i, anchor_j⟩.
 
-        The few common coordinates (atoms of carbon, say) would otherwise take most of the time.
+        Coordinates that many anchors have (carbon atoms, say) are dense vectors, as they would take most of the time.
         """
-        common = np.diff(self.starts) > COMMON * self.count
-        place = np.where(common, np.cumsum(common) - 1, -1)
-        dense = self._dense(place)
+        lists = self.lists
+        common = np.diff(lists.starts) > COMMON * self.count
+        dense_row = np.where(common, np.cumsum(common) - 1, -1)
+        row = np.repeat(dense_row, np.diff(lists.starts))
+        dense = np.zeros((common.sum(), self.count))
+        dense[row[row >= 0], lists.columns[row >= 0]] = lists.values[row >= 0]
 
         def evaluate(features: Features) -> Tensor:
-            out = np.empty((len(features), self.count))  # numpy asks for huge pages, torch does not: twice as fast
-            arrays = (features.indptr, self.columns(features), features.values, place, dense)
-            lists = (self.starts, self.rows, self.values)
-            run_in_threads(lambda start, stop: _add_up(start, stop, *arrays, *lists, out), len(features), SHARE)
+            out = np.empty((len(features), self.count))  # numpy requests huge pages, torch does not: twice as fast
+            rows = self._rows(features)
+            work = lambda start, stop: _multiply(start, stop, rows, lists, dense_row, dense, out)  # noqa: E731
+            run_in_threads(work, len(features), SHARE)
             return torch.from_numpy(out)
 
         return evaluate
 
     def combined(self, weights: Tensor) -> Callable[[Features], Tensor]:  # weights (m, anchors); features -> (n, m)
-        """⟨φ_i, Σ_j weights[l, j] anchor_j⟩, on the device of the weights.
+        """Return the function that computes ⟨φ_i, Σ_j weights[l, j] anchor_j⟩, on the device of the weights.
 
-        Σ_j weights[:, j] anchor_j is a dense table with a line of m numbers for every coordinate. Most coordinates,
-        though, belong to few anchors: their line is spelled out as those anchors' columns of the weights. So the table
-        takes little more memory than the weights; time is a few times m additions per coordinate of an output.
+        Σ_j weights[:, j] anchor_j is a table with a line of m numbers for every coordinate. Most coordinates belong to
+        few anchors; their lines are not stored, but summed from those anchors' columns of the weights. So the table
+        takes little more memory than the weights, and an output a few times m additions per coordinate.
         """
-        sizes = np.diff(self.starts)
-        frequent = sizes > RARE
+        starts, anchors, values = self.lists
+        sizes = np.diff(starts)
+        stored = np.repeat(sizes > RARE, sizes)  # postings whose coordinate has a line of its own
         columns = weights.T.to(torch.float64)
-        own = np.repeat(frequent, sizes)  # postings whose coordinate has a line of its own
-        lines = _weighted_sums(starts_of(sizes[frequent]), self.rows[own], self.values[own], columns)
+        lines = _sum_rows(Sparse(starts_of(sizes[sizes > RARE]), anchors[stored], values[stored]), columns)
         table = torch.cat([columns, lines])
 
-        first = np.zeros(len(self.rows), bool)
-        first[self.starts[:-1]] = True
-        rows, keep = self.rows.astype(np.int64), ~own | first
-        rows[own & first] = self.count + np.arange(len(lines))
-        spelled_out = (starts_of(keep)[self.starts], rows[keep], np.where(own, 1.0, self.values)[keep])
-
-        def evaluate(features: Features) -> Tensor:
-            expanded = _spell_out(features.indptr, self.columns(features), features.values, *spelled_out)
-            return _weighted_sums(*expanded, table)
-
-        return evaluate
+        first = np.zeros(len(anchors), bool)
+        first[starts[:-1]] = True
+        rows, keep = anchors.astype(np.int64), ~stored | first
+        rows[stored & first] = self.count + np.arange(len(lines))
+        lists = Sparse(starts_of(keep)[starts], rows[keep], np.where(stored, 1.0, values)[keep])
+        return lambda features: _sum_rows(_expand(self._rows(features), lists), table)
 
     def summed(self, weights: np.ndarray) -> np.ndarray:  # (n, anchors) -> (n, coordinates)
-        """Σ_j weights[i, j] anchor_j: what every combination of anchors has at each coordinate, in single precision."""
+        """Return Σ_j weights[i, j] anchor_j, in single precision."""
         out = np.zeros((len(weights), len(self.ids)), np.float32)
-        share = max(1, 1_000_000 // max(1, len(self.rows)))
-        by_row = (self.starts, self.rows, self.values)
-        run_in_threads(lambda start, stop: _summed(start, stop, weights, *by_row, out), len(weights), share)
+        share = max(1, 1_000_000 // max(1, len(self.lists.columns)))
+        run_in_threads(lambda start, stop: _sum(start, stop, weights, self.lists, out), len(weights), share)
         return out
 
-    def columns(self, features: Features) -> np.ndarray:
-        """Where each of the features' coordinates stands in ``ids``, −1 for those no anchor has."""
-        return _look_up(self.slots, self.ids, features.ids)
-
-    def _dense(self, place: np.ndarray) -> np.ndarray:  # (lines, anchors)
-        """Coordinate c as line ``place[c]`` of a matrix, for those with a place."""
-        line = np.repeat(place, np.diff(self.starts))
-        dense = np.zeros((place.max(initial=-1) + 1, self.count))
-        dense[line[line >= 0], self.rows[line >= 0]] = self.values[line >= 0]
-        return dense
+    def _rows(self, features: Features) -> Sparse:  # (n, coordinates)
+        return Sparse(features.indptr, self.columns(features), features.values)
 
 
-def _weighted_sums(indptr: np.ndarray, rows: np.ndarray, values: np.ndarray, table: Tensor) -> Tensor:  # (n, m)
-    """Σ_k values[k] table[rows[k]] over each range of indptr: a sparse times a dense matrix, on any device."""
-    if not len(rows):  # embedding_bag has no empty case
-        return table.new_zeros(len(indptr) - 1, table.shape[1])
-    index, offsets, scale = (
-        torch.from_numpy(array).to(table.device) for array in (rows.astype(np.int64), indptr, values)
-    )
+def _sum_rows(matrix: Sparse, table: Tensor) -> Tensor:  # (n, r), (r, m) -> (n, m)
+    """A sparse times a dense matrix, on any device."""
+    if not len(matrix.columns):  # embedding_bag has no empty case
+        return table.new_zeros(len(matrix.starts) - 1, table.shape[1])
+    arrays = (matrix.columns.astype(np.int64), matrix.starts, matrix.values)
+    index, offsets, scale = (torch.from_numpy(array).to(table.device) for array in arrays)
     return embedding_bag(index, table, offsets, mode="sum", per_sample_weights=scale, include_last_offset=True)
 
 
 @compiled
-def _turned(
-    indptr: np.ndarray, columns: np.ndarray, values: np.ndarray, starts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and values sorted by column: the transpose of a sparse matrix."""
-    free = starts[:-1].copy()
-    rows, turned = np.empty(len(columns), np.uint32), np.empty(len(columns))
-    for i in range(len(indptr) - 1):
-        for k in range(indptr[i], indptr[i + 1]):
-            rows[free[columns[k]]], turned[free[columns[k]]] = i, values[k]
-            free[columns[k]] += 1
-    return rows, turned
-
-
-@compiled
-def _look_up(slots: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _find_all(slots: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     found = np.empty(len(wanted), np.int64)
     for k in range(len(wanted)):
         found[k] = find(slots, ids, wanted[k])
@@ -137,34 +122,40 @@ def _look_up(slots: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> np.ndarr
 
 
 @compiled
-def _add_up(
-    start: int,
-    stop: int,
-    indptr: np.ndarray,
-    columns: np.ndarray,
-    values: np.ndarray,
-    place: np.ndarray,
-    dense: np.ndarray,
-    starts: np.ndarray,
-    rows: np.ndarray,
-    weights: np.ndarray,
-    out: np.ndarray,
+def _transpose(matrix: Sparse, starts: np.ndarray) -> Sparse:
+    free = starts[:-1].copy()
+    rows, values = (
+        np.empty(len(matrix.columns), np.uint32),
+        np.empty(len(matrix.columns)),
+    )  # unsigned indices are faster
+    for i in range(len(matrix.starts) - 1):
+        for k in range(matrix.starts[i], matrix.starts[i + 1]):
+            c = matrix.columns[k]
+            rows[free[c]], values[free[c]] = i, matrix.values[k]
+            free[c] += 1
+    return Sparse(starts, rows, values)
+
+
+@compiled
+def _multiply(
+    start: int, stop: int, a: Sparse, lists: Sparse, dense_row: np.ndarray, dense: np.ndarray, out: np.ndarray
 ) -> None:
+    """Rows start to stop of a @ lists, where row c of lists is also ``dense[dense_row[c]]``, if not −1."""
     lines, factors = np.zeros(len(dense) + 4, np.int64), np.zeros(len(dense) + 4)
     for i in range(start, stop):
         sums = out[i]
         sums[:] = 0
         count = 0
-        for k in range(indptr[i], indptr[i + 1]):
-            c, value = columns[k], values[k]
-            if c >= 0 and place[c] >= 0:
-                lines[count], factors[count] = place[c], value
+        for k in range(a.starts[i], a.starts[i + 1]):
+            c, value = a.columns[k], a.values[k]
+            if c >= 0 and dense_row[c] >= 0:
+                lines[count], factors[count] = dense_row[c], value
                 count += 1
             elif c >= 0:
-                for t in range(starts[c], starts[c + 1]):
-                    sums[rows[t]] += value * weights[t]
+                for t in range(lists.starts[c], lists.starts[c + 1]):
+                    sums[lists.columns[t]] += value * lists.values[t]
         factors[count : count + 4] = 0
-        for q in range(0, count, 4):  # four lines at a time, so that the sums are read and written less often
+        for q in range(0, count, 4):  # four lines at a time: the sums are read and written less often
             v, w, x, y = dense[lines[q]], dense[lines[q + 1]], dense[lines[q + 2]], dense[lines[q + 3]]
             fv, fw, fx, fy = factors[q], factors[q + 1], factors[q + 2], factors[q + 3]
             for j in range(len(sums)):
@@ -172,45 +163,30 @@ def _add_up(
 
 
 @compiled
-def _spell_out(
-    indptr: np.ndarray,
-    columns: np.ndarray,
-    values: np.ndarray,
-    starts: np.ndarray,
-    rows: np.ndarray,
-    weights: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every coordinate replaced by its postings: indptr, rows, values."""
+def _expand(a: Sparse, lists: Sparse) -> Sparse:
+    """a @ lists, with the products of a row side by side: columns may repeat."""
     total = 0
-    for c in columns:
+    for c in a.columns:
         if c >= 0:
-            total += starts[c + 1] - starts[c]
-    all_starts, all_rows, all_values = np.zeros(len(indptr), np.int64), np.empty(total, np.int64), np.empty(total)
-    free = 0
-    for i in range(len(indptr) - 1):
-        for k in range(indptr[i], indptr[i + 1]):
-            if columns[k] >= 0:
-                for t in range(starts[columns[k]], starts[columns[k] + 1]):
-                    all_rows[free], all_values[free] = rows[t], values[k] * weights[t]
+            total += lists.starts[c + 1] - lists.starts[c]
+    starts, columns, values, free = np.zeros(len(a.starts), np.int64), np.empty(total, np.int64), np.empty(total), 0
+    for i in range(len(a.starts) - 1):
+        for k in range(a.starts[i], a.starts[i + 1]):
+            c = a.columns[k]
+            if c >= 0:
+                for t in range(lists.starts[c], lists.starts[c + 1]):
+                    columns[free], values[free] = lists.columns[t], a.values[k] * lists.values[t]
                     free += 1
-        all_starts[i + 1] = free
-    return all_starts, all_rows, all_values
+        starts[i + 1] = free
+    return Sparse(starts, columns, values)
 
 
 @compiled
-def _summed(
-    start: int,
-    stop: int,
-    weights: np.ndarray,
-    starts: np.ndarray,
-    rows: np.ndarray,
-    values: np.ndarray,
-    out: np.ndarray,
-) -> None:
+def _sum(start: int, stop: int, weights: np.ndarray, lists: Sparse, out: np.ndarray) -> None:
     for i in range(start, stop):
         own = weights[i]
-        for c in range(len(starts) - 1):
+        for c in range(len(lists.starts) - 1):
             total = 0.0
-            for k in range(starts[c], starts[c + 1]):
-                total += values[k] * own[rows[k]]
+            for k in range(lists.starts[c], lists.starts[c + 1]):
+                total += lists.values[k] * own[lists.columns[k]]
             out[i, c] = total

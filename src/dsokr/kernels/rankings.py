@@ -1,4 +1,4 @@
-"""Kernels on rankings of d items, through embeddings in which kernel distances are distances between rankings.
+"""Kernels on rankings of d items, whose distances in feature space are distances between rankings.
 
 A ranking is a row of d numbers: ``ranking[i]`` is the position of item i, smaller is better. The order
 b ≻ a ≻ c of the items a, b, c is ``(1, 0, 2)``. Positions start at 0 or at 1.
@@ -38,8 +38,8 @@ class RankingKernel(Kernel):
 class Kemeny(RankingKernel):
     """Σ_{i < j} sign(σ(j) − σ(i)) sign(σ'(j) − σ'(i)): pairs of items in the same order minus pairs in opposite order.
 
-    ‖e(σ) − e(σ')‖² is four times Kendall's τ distance, the number of pairs in opposite order. Ties are zeros: tied in
-    one ranking only, a pair counts ¼. So are pairs with an item that is not ranked, which has a negative position.
+    ‖e(σ) − e(σ')‖² is four times Kendall's τ distance, the number of pairs in opposite order. Tied pairs have sign 0,
+    and so a pair tied in one ranking only counts ¼. Pairs with an unranked item, whose position is negative, are tied.
 
     >>> Kemeny()([(0, 1, 2)], [(0, 1, 2), (0, 2, 1), (2, 1, 0)])
     tensor([[ 3.,  1., -3.]], dtype=torch.float64)
@@ -61,7 +61,7 @@ class Hamming(RankingKernel):
     """
 
     def embedding(self, rankings: Outputs) -> Tensor:
-        positions = full(rankings, "Hamming")
+        positions = as_full_rankings(rankings, "Hamming")
         places = torch.arange(positions.shape[1], device=positions.device)
         return (positions[:, :, None] == places).flatten(start_dim=1).to(torch.float64)
 
@@ -77,7 +77,7 @@ class Lehmer(RankingKernel):
     """
 
     def embedding(self, rankings: Outputs) -> Tensor:
-        positions = full(rankings, "Lehmer")
+        positions = as_full_rankings(rankings, "Lehmer")
         codes = [(positions[:, :i] > positions[:, i : i + 1]).sum(dim=1) for i in range(positions.shape[1])]
         return torch.stack(codes, dim=1).to(torch.float64) if codes else positions
 
@@ -92,19 +92,18 @@ def as_positions(rankings: Outputs) -> Tensor:  # (n, d)
     return positions
 
 
-def full(rankings: Outputs, name: str) -> Tensor:  # (n, d)
-    """Positions counted from 0, checked to be each taken once."""
-    positions = as_positions(rankings)
-    if not positions.numel():
-        return positions
-    positions = positions - positions.min(dim=1, keepdim=True).values.clamp(0, 1)
+def as_full_rankings(rankings: Outputs, name: str) -> Tensor:  # (n, d)
+    """Return positions from 0 to d − 1, each taken once, or refuse the rankings on behalf of the kernel ``name``."""
+    given = as_positions(rankings)
+    least = given.amin(dim=1, keepdim=True) if given.numel() else given[:, :1]
+    positions = given - least.clamp(0, 1)
     places = torch.arange(positions.shape[1], dtype=positions.dtype, device=positions.device)
     wrong = (positions.sort(dim=1).values != places).any(dim=1)
     if wrong.any():
         index = int(wrong.nonzero()[0])
-        row = as_positions(rankings)[index].tolist()
+        row = [int(p) if p == int(p) else p for p in given[index].tolist()]
         raise InputError(
             f"{name} takes full rankings without ties, every position 0 to {len(places) - 1} (or 1 to {len(places)}) "
-            f"once. Got {[int(p) if p == int(p) else p for p in row]} at index {index}. Kemeny takes ties."
+            f"once. Got {row} at index {index}. Kemeny takes ties."
         )
     return positions

@@ -41,7 +41,7 @@ NODE = np.dtype(
 SLOT = np.dtype([("end", np.int64), ("bond", np.uint64)])
 
 
-def ball_names(batch: GraphBatch, radius: int) -> np.ndarray:  # (radius + 1, nodes) uint64
+def name_balls(batch: GraphBatch, radius: int) -> np.ndarray:  # (radius + 1, nodes) uint64
     """For r = 0, …, radius and every node v, the name of the subgraph up to r edges away from v, rooted at v."""
     names = np.empty((radius + 1, len(batch.labels)), np.uint64)
 

@@ -1,4 +1,4 @@
-"""Kernels on strings, through the short strings that occur in them. A string too short for any has no features."""
+"""Kernels on strings, which compare the short strings that occur in them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from itertools import combinations, product
 import numpy as np
 
 from dsokr.compute import compiled
-from dsokr.errors import InputError, check_integers
+from dsokr.errors import InputError, check_integers, check_number
 from dsokr.graphs import starts_of
 from dsokr.kernels.features import FeatureKernel, Features
 from dsokr.kernels.hashing import pair
 from dsokr.outputs import Outputs
 
+CODE_POINTS = 0x110000
+
 
 @dataclass(frozen=True)
 class NGram(FeatureKernel):
-    """Σ_n w_n Σ_u #_u(s) #_u(s'), where #_u counts the places at which the n letters of u stand in s.
+    """Σ_n w_n Σ_u #_u(s) #_u(s'), where #_u(s) counts the occurrences in s of the string u of n letters.
 
-    ``n`` is one length or several; ``weights`` has one w_n > 0 for each, or is None for ones.
+    ``n`` is one length or several; ``weights`` holds one w_n > 0 for each (None: all 1). A string shorter than n has no
+    features.
 
     >>> NGram(2)(["banana"], ["banana", "bandana"])  # ba, an, na in the first; an twice and na once in the second
     tensor([[9., 7.]], dtype=torch.float64)
@@ -44,15 +47,15 @@ class NGram(FeatureKernel):
         weights = self.weights or (1.0,) * len(self._lengths())
         parts = []
         for n, weight in zip(self._lengths(), weights, strict=True):
-            places, names, _ = _spread(letters, starts, np.arange(n)[None], np.ones(1))
-            parts.append(Features.of(places, names, np.full(len(names), np.sqrt(weight))).tagged(n))
+            found = _read_substrings(letters, starts, np.arange(n)[None], np.zeros((1, n), np.int64), CODE_POINTS)
+            parts.append(Features.of(*found[:2], np.full(len(found[1]), np.sqrt(weight))).tagged(n))
         return Features.joined(parts)
 
 
 @dataclass(frozen=True)
 class GappyNGram(FeatureKernel):
-    """Σ_u φ_u(s) φ_u(s'), where φ_u(s) = Σ decay^(letters left out) over the ways to find the n letters of u in s, in
-    order, with at most ``gaps`` letters left out between the first and the last.
+    """Σ_u φ_u(s) φ_u(s'), where φ_u(s) = Σ decay^(skipped letters) over all occurrences in s of the n letters of u, in
+    order, with at most ``gaps`` skipped letters between the first and the last.
 
     >>> GappyNGram(2, gaps=1, decay=0.5)(["cat"], ["cart"])  # ca; at with weight 1 · ½; ct is too far apart in cart
     tensor([[1.5000]], dtype=torch.float64)
@@ -64,23 +67,23 @@ class GappyNGram(FeatureKernel):
 
     def __post_init__(self) -> None:
         check_integers(self, n=1, gaps=0)
-        if not 0 < self.decay <= 1:
-            raise InputError(f"GappyNGram.decay must be above 0 and at most 1. Got {self.decay}.")
+        check_number(self, "decay", "in (0, 1]", 0 < self.decay <= 1)
 
     def features(self, ys: Outputs) -> Features:
         offsets = np.array([(0, *rest) for rest in combinations(range(1, self.n + self.gaps), self.n - 1)])
-        left_out = offsets[:, -1] + 1 - self.n
-        return Features.of(*_spread(*encoded(ys), offsets, self.decay ** left_out.astype(np.float64)))
+        indptr, names, patterns = _read_substrings(*encoded(ys), offsets, np.zeros_like(offsets), CODE_POINTS)
+        skipped = offsets[:, -1] + 1 - self.n
+        return Features.of(indptr, names, (self.decay ** skipped.astype(np.float64))[patterns])
 
 
 @dataclass(frozen=True)
 class Mismatch(FeatureKernel):
     """Σ_u φ_u(s) φ_u(s'), where φ_u(s) counts the places in s whose n letters differ from u in at most ``mismatches``.
 
-    u runs over all strings of n letters of the alphabet; other letters are refused. Every place has
+    u runs over all strings of n letters of the alphabet; other letters are refused. Every place adds
     Σ_{i ≤ mismatches} (n choose i) (|alphabet| − 1)^i features.
 
-    >>> Mismatch(2, 1, "AB")(["AA"], ["AA", "BB"])  # AA is close to AA, AB, BA and BB to AB, BA, BB
+    >>> Mismatch(2, 1, "AB")(["AA"], ["AA", "BB"])  # AA matches AA, AB and BA; BB matches AB, BA and BB
     tensor([[3., 2.]], dtype=torch.float64)
     """
 
@@ -103,10 +106,12 @@ class Mismatch(FeatureKernel):
             where = int(np.flatnonzero(unknown)[0])
             index = int(np.searchsorted(starts, where, side="right")) - 1
             raise InputError(f"{chr(letters[where])!r} in {ys[index]!r} at index {index} is not in {self}'s alphabet.")
-        return Features.of(*_changed(numbers, starts, np.array(list(self._shifts())), len(known)))
+        shifts = np.array(list(self._shifts()))
+        offsets = np.broadcast_to(np.arange(self.n), shifts.shape).copy()
+        return Features.of(*_read_substrings(numbers, starts, offsets, shifts, len(known))[:2])
 
     def _shifts(self) -> Iterable[tuple[int, ...]]:
-        """Everything that can happen to n letters: how far each moves along the alphabet, wrapping round."""
+        """Yield every change of n letters: how far each letter moves along the alphabet, modulo its size."""
         for changes in range(self.mismatches + 1):
             for places in combinations(range(self.n), changes):
                 for steps in product(range(1, len(self.alphabet)), repeat=changes):
@@ -115,7 +120,7 @@ class Mismatch(FeatureKernel):
 
 
 def encoded(strings: Outputs) -> tuple[np.ndarray, np.ndarray]:
-    """All letters one after the other as code points, and where each string starts."""
+    """Return the code points of all strings, concatenated, and where each string starts."""
     for index, text in enumerate(strings):
         if not isinstance(text, str):
             raise InputError(f"String kernels take strings. Got {type(text).__name__} at index {index}.")
@@ -125,40 +130,26 @@ def encoded(strings: Outputs) -> tuple[np.ndarray, np.ndarray]:
 
 
 @compiled
-def _spread(
-    letters: np.ndarray, starts: np.ndarray, offsets: np.ndarray, weights: np.ndarray
+def _read_substrings(
+    letters: np.ndarray, starts: np.ndarray, offsets: np.ndarray, shifts: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The strings read off at offsets from every place: where those of each text start, their names and weights."""
-    patterns, n = offsets.shape
-    most = len(letters) * patterns
-    places, names, values = np.zeros(len(starts), np.int64), np.empty(most, np.uint64), np.empty(most)
-    free = 0
+    """Read n letters from every place of every string, by every pattern: at offsets[p], each shifted by shifts[p].
+
+    Letters are numbers below ``size`` and shifts wrap around. Returns where the substrings of each string start, their
+    names, and their patterns.
+    """
+    count, n = offsets.shape
+    indptr, free = np.zeros(len(starts), np.int64), 0
+    names, patterns = np.empty(len(letters) * count, np.uint64), np.empty(len(letters) * count, np.int64)
     for s in range(len(starts) - 1):
         for first in range(starts[s], starts[s + 1]):
-            for p in range(patterns):
+            for p in range(count):
                 if first + offsets[p, n - 1] < starts[s + 1]:
                     name = np.uint64(0)
                     for i in range(n):
-                        name = pair(name, letters[first + offsets[p, i]])
-                    names[free], values[free] = name, weights[p]
+                        letter = letters[first + offsets[p, i]] + shifts[p, i]
+                        name = pair(name, letter if letter < size else letter - size)
+                    names[free], patterns[free] = name, p
                     free += 1
-        places[s + 1] = free
-    return places, names[:free].copy(), values[:free].copy()
-
-
-@compiled
-def _changed(letters: np.ndarray, starts: np.ndarray, shifts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """All strings that n letters in a row become under the shifts: where those of each text start, and their names."""
-    patterns, n = shifts.shape
-    places, names = np.zeros(len(starts), np.int64), np.empty(len(letters) * patterns, np.uint64)
-    free = 0
-    for s in range(len(starts) - 1):
-        for first in range(starts[s], starts[s + 1] - n + 1):
-            for p in range(patterns):
-                name = np.uint64(0)
-                for i in range(n):
-                    name = pair(name, (letters[first + i] + shifts[p, i]) % size)
-                names[free] = name
-                free += 1
-        places[s + 1] = free
-    return places, names[:free].copy()
+        indptr[s + 1] = free
+    return indptr, names[:free].copy(), patterns[:free].copy()
