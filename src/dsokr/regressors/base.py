@@ -42,8 +42,13 @@ class Regressor(ABC):
     what is best on them: the loss, the mean reciprocal rank of the truth ("mrr"), or a metric of decoded outputs.
     """
 
-    validation_fraction: float = 0.0
-    monitor: Monitor = "loss"
+    @property
+    def validation_fraction(self) -> float:
+        return 0.0
+
+    @property
+    def monitor(self) -> Monitor:
+        return "loss"
 
     @abstractmethod
     def fit(

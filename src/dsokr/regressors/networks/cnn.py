@@ -7,9 +7,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsokr.errors import InputError
-from dsokr.regressors.networks.base import require_shares, require_sizes
-from dsokr.regressors.networks.mlp import Activation, activation_module
+from dsokr.errors import InputError, check_choice, check_integers, check_number
+from dsokr.regressors.networks.mlp import ACTIVATIONS, Activation
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,8 @@ class CNN:
     """Blocks of (3 × 3 convolution, batch norm, activation, 2 × 2 max-pooling), then a hidden layer and p outputs.
 
     Images come as (n, channels, height, width), or (n, height, width) for one channel; every block halves their sides.
-    With ``where="anywhere"`` each feature's largest value over the image goes on, wherever it was: right when the
-    answer is what is in the picture, not where. With ``where="kept"`` all positions do.
+    ``where="anywhere"`` max-pools each feature over the whole image: right when the answer is what is in the image, not
+    where. ``where="kept"`` passes all positions on.
 
     >>> import torch
     >>> CNN(channels=(8, 16), hidden=32)(3)(torch.zeros(2, 16, 16)).shape
@@ -32,30 +31,28 @@ class CNN:
     where: Literal["kept", "anywhere"] = "kept"
 
     def __post_init__(self) -> None:
-        require_sizes(self, "channels", "hidden")
-        require_shares(self, "dropout")
-
-    def __call__(self, p: int) -> nn.Module:
         if not self.channels:
             raise InputError("CNN.channels must name at least one block.")
+        check_integers(self, channels=1, hidden=1)
+        check_choice(self, "activation", ACTIVATIONS)
+        check_choice(self, "where", ("kept", "anywhere"))
+        check_number(self, "dropout", "in [0, 1)", 0 <= self.dropout < 1)
+
+    def __call__(self, p: int) -> nn.Module:
+        activation = ACTIVATIONS[self.activation]
         first = nn.LazyConv2d(self.channels[0], kernel_size=3, padding=1, bias=False)
         rest = [nn.Conv2d(a, b, kernel_size=3, padding=1, bias=False) for a, b in pairwise(self.channels)]
         layers: list[nn.Module] = [ChannelsFirst()]
         for convolution, width in zip([first, *rest], self.channels, strict=True):
-            layers += [convolution, nn.BatchNorm2d(width), activation_module(self.activation), nn.MaxPool2d(2)]
+            layers += [convolution, nn.BatchNorm2d(width), activation(), nn.MaxPool2d(2)]
         if self.where == "anywhere":
             layers.append(nn.AdaptiveMaxPool2d(1))
-        head = [
-            nn.Flatten(),
-            nn.LazyLinear(self.hidden),
-            Normalized(self.hidden),
-            activation_module(self.activation),
-        ]
-        return nn.Sequential(*layers, *head, nn.Dropout(self.dropout), nn.Linear(self.hidden, p))
+        layers += [nn.Flatten(), nn.LazyLinear(self.hidden), LenientBatchNorm(self.hidden), activation()]
+        return nn.Sequential(*layers, nn.Dropout(self.dropout), nn.Linear(self.hidden, p))
 
 
-class Normalized(nn.BatchNorm1d):
-    """Batch norm that takes a rest of one picture by the statistics so far: one has no spread of its own."""
+class LenientBatchNorm(nn.BatchNorm1d):
+    """Batch norm that uses running statistics when the last batch holds one image, which has no variance."""
 
     def forward(self, features: Tensor) -> Tensor:
         if self.training and len(features) == 1:

@@ -5,17 +5,10 @@ from typing import Literal
 
 from torch import nn
 
-from dsokr.errors import InputError
-from dsokr.regressors.networks.base import require_shares, require_sizes
+from dsokr.errors import check_choice, check_integers, check_number
 
 Activation = Literal["relu", "gelu", "tanh"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
-
-
-def activation_module(name: str) -> nn.Module:
-    if name not in ACTIVATIONS:
-        raise InputError(f"activation must be one of {', '.join(ACTIVATIONS)}. Got {name!r}.")
-    return ACTIVATIONS[name]()
 
 
 @dataclass(frozen=True)
@@ -35,13 +28,14 @@ class MLP:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        require_sizes(self, "hidden")
-        require_shares(self, "dropout")
+        check_integers(self, hidden=1)
+        check_choice(self, "activation", ACTIVATIONS)
+        check_number(self, "dropout", "in [0, 1)", 0 <= self.dropout < 1)
 
     def __call__(self, p: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
         for width in self.hidden:
-            layers += [nn.LazyLinear(width), activation_module(self.activation)]
+            layers += [nn.LazyLinear(width), ACTIVATIONS[self.activation]()]
             if self.dropout:
                 layers.append(nn.Dropout(self.dropout))
         return nn.Sequential(*layers, nn.LazyLinear(p))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from dsokr.errors import InputError
-from dsokr.regressors.networks.base import require_shares, require_sizes
+from dsokr.errors import InputError, check_integers, check_number
 
 CHARACTERS = 128  # ASCII
 PADDING, UNKNOWN = 0, 1
@@ -22,8 +22,8 @@ class CharTransformer:
     """A Transformer encoder over the characters of a string, averaged over them, then a linear layer with p outputs.
 
     The defaults are among the paper's choices for SMILES; its feed-forward layers are four times as wide as the model.
-    Strings must be ASCII, not empty, and no longer than ``longest``. A character that no training string has reads as
-    blank, with a warning; a string longer than all of them is read, with a warning too.
+    Strings must be ASCII, not empty, and at most ``longest`` characters. A character that no training string has reads
+    as blank, with a warning; a string longer than all of them is read, with a warning too.
 
     >>> network = CharTransformer(layers=1, width=16, heads=2)(3)
     >>> network(network.prepare(["CCO", "c1ccccc1"])).shape
@@ -37,8 +37,8 @@ class CharTransformer:
     longest: int = 256  # characters
 
     def __post_init__(self) -> None:
-        require_sizes(self, "layers", "width", "heads")
-        require_shares(self, "dropout")
+        check_integers(self, layers=1, width=1, heads=1, longest=1)
+        check_number(self, "dropout", "in [0, 1)", 0 <= self.dropout < 1)
         if self.width % self.heads:
             raise InputError(
                 f"CharTransformer.width must be a multiple of its heads. Got width={self.width} and heads={self.heads}."
@@ -49,7 +49,7 @@ class CharTransformer:
 
 
 class CharEncoder(nn.Module):
-    """The module that :class:`CharTransformer` describes."""
+    """The module that :class:`CharTransformer` specifies."""
 
     alphabet: Tensor
     seen_length: Tensor
@@ -60,7 +60,7 @@ class CharEncoder(nn.Module):
         characters = torch.randn(CHARACTERS, shape.width)
         characters[[PADDING, UNKNOWN]] = 0
         self.characters = nn.Parameter(characters)
-        self.places = nn.Parameter(0.02 * torch.randn(shape.longest, shape.width))
+        self.positions = nn.Parameter(0.02 * torch.randn(shape.longest, shape.width))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self.out = nn.Linear(shape.width, p)
@@ -68,17 +68,15 @@ class CharEncoder(nn.Module):
         self.register_buffer("seen_length", torch.tensor(shape.longest))
 
     def adapt(self, xs: Sequence[str]) -> None:
-        """Remember which characters and lengths there are to learn from."""
+        """Remember the characters and the longest length in the training strings."""
         tokens = self.prepare(xs)
         self.alphabet = torch.bincount(tokens.flatten(), minlength=CHARACTERS) > 0
         self.seen_length = torch.tensor(tokens.shape[1])
 
     def prepare(self, xs: Sequence[str]) -> Tensor:  # (n, longest of them) uint8
-        """Character codes, padded with 0. Computed once per data set."""
-        rows = [self._codes(index, x) for index, x in enumerate(xs)]
-        tokens = torch.zeros(len(rows), max(map(len, rows), default=1), dtype=torch.uint8)
-        for line, codes in zip(tokens, rows, strict=True):
-            line[: len(codes)] = torch.frombuffer(codes, dtype=torch.uint8)
+        """Return character codes, padded with 0."""
+        rows = [torch.frombuffer(self._encode(index, x), dtype=torch.uint8) for index, x in enumerate(xs)]
+        tokens = pad_sequence(rows, batch_first=True, padding_value=PADDING)
         unknown = ~self.alphabet.cpu()[tokens.int()] & (tokens != PADDING)
         if unknown.any():
             at, place = unknown.nonzero()[0].tolist()
@@ -91,17 +89,17 @@ class CharEncoder(nn.Module):
             )
             tokens[unknown] = UNKNOWN
         if tokens.shape[1] > self.seen_length:
-            at = max(range(len(rows)), key=lambda i: len(rows[i]))
+            at = max(range(len(xs)), key=lambda i: len(xs[i]))
             warnings.warn(
                 f"The longest training string has {int(self.seen_length)} characters, {xs[at]!r} at index {at} has "
-                f"{len(xs[at])}: what is said of longer strings is a guess.",
+                f"{len(xs[at])}: what is predicted for longer strings is a guess.",
                 stacklevel=2,
             )
         return tokens
 
-    def _codes(self, index: int, x: str) -> bytearray:
+    def _encode(self, index: int, x: str) -> bytearray:
         if not isinstance(x, str) or not x:
-            raise InputError(f"CharTransformer reads strings that are not empty. Got {x!r} at index {index}.")
+            raise InputError(f"CharTransformer reads non-empty strings. Got {x!r} at index {index}.")
         if len(x) > self.longest:
             raise InputError(
                 f"CharTransformer.longest is {self.longest} characters. Got {len(x)} at index {index}: raise it."
@@ -111,14 +109,14 @@ class CharEncoder(nn.Module):
         return bytearray(x, "ascii")
 
     def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, p)
-        there = tokens != PADDING
-        # a product with one-hot rows: looking few characters up many times makes a slow gradient on a GPU
+        mask = tokens != PADDING
+        # a product with one-hot rows: the gradient of looking up few characters many times is slow on a GPU
         one_hot = F.one_hot(tokens.long(), CHARACTERS).to(self.characters.dtype)
-        hidden = one_hot @ self.characters + self.places[: tokens.shape[1]]
+        hidden = one_hot @ self.characters + self.positions[: tokens.shape[1]]
         for block in self.blocks:
-            hidden = block(hidden, there[:, None, None, :])
-        there = there.unsqueeze(2).to(hidden.dtype)
-        return self.out((self.norm(hidden) * there).sum(dim=1) / there.sum(dim=1))
+            hidden = block(hidden, mask[:, None, None, :])
+        weights = mask.unsqueeze(2).to(hidden.dtype)
+        return self.out((self.norm(hidden) * weights).sum(dim=1) / weights.sum(dim=1))
 
 
 class Block(nn.Module):
@@ -129,20 +127,20 @@ class Block(nn.Module):
         width = shape.width
         self.heads, self.dropout = shape.heads, shape.dropout
         self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.asked = nn.Linear(width, 3 * width)  # queries, keys and values
-        self.answered = nn.Linear(width, width)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.mix = nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, hidden: Tensor, there: Tensor) -> Tensor:  # (n, length, width), (n, 1, 1, length)
-        hidden = hidden + self._dropped(self._attended(self.first_norm(hidden), there))
-        wide = self._dropped(F.gelu(self.wide(self.second_norm(hidden))))
-        return hidden + self._dropped(self.narrow(wide))
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:  # (n, length, width), (n, 1, 1, length)
+        hidden = hidden + self._drop(self._attend(self.first_norm(hidden), mask))
+        wide = self._drop(F.gelu(self.widen(self.second_norm(hidden))))
+        return hidden + self._drop(self.narrow(wide))
 
-    def _attended(self, hidden: Tensor, there: Tensor) -> Tensor:
-        query, key, value = self.asked(hidden).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def _attend(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = self.qkv(hidden).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=there, dropout_p=dropout)
-        return self.answered(found.transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        return self.mix(mixed.transpose(1, 2).flatten(2))
 
-    def _dropped(self, hidden: Tensor) -> Tensor:
+    def _drop(self, hidden: Tensor) -> Tensor:
         return F.dropout(hidden, self.dropout, self.training)

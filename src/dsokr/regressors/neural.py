@@ -1,0 +1,128 @@
+"""Neural networks as regressors: any torch module, trained on a loss of the distance in feature space."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dsokr.compute import seeded
+from dsokr.errors import InputError
+from dsokr.losses import Loss, Squared, as_loss
+from dsokr.regressors.base import Fitted, History, Monitor, Regressor, Score, Targets
+from dsokr.regressors.networks.base import (
+    NetworkFactory,
+    Standardized,
+    apply_network,
+    build_network,
+    call_optional,
+    prepare_inputs,
+)
+from dsokr.regressors.training import Training, train
+
+LARGE = 512  # coordinates; in small bases a narrow layer costs little
+
+
+@dataclass(frozen=True)
+class Neural(Regressor):
+    """min over W of the mean of c(‖g_W(x) − ψ̃(y)‖² + residual(y)), by stochastic gradient descent.
+
+    ``network`` is a factory from p to a torch module, ``loss`` a ``losses.Loss`` or any non-decreasing function of the
+    squared distance in feature space.
+
+    >>> from dsokr import networks
+    >>> Neural(networks.MLP(hidden=(32,)), training=Training(epochs=5)).validation_fraction
+    0.1
+    """
+
+    network: NetworkFactory
+    loss: Loss | Callable[[Tensor], Tensor] = field(default_factory=Squared)
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.network, nn.Module) or not callable(self.network):
+            raise InputError(
+                "network must be a function from p to a torch module, such as networks.MLP() or `lambda p: ...`: "
+                f"p is known only once the basis is. Got {type(self.network).__name__}."
+            )
+        if not isinstance(self.training, Training):
+            raise InputError(f"training must be a Training, such as Training(epochs=50). Got {self.training!r}.")
+
+    @property
+    def validation_fraction(self) -> float:
+        return self.training.validation_fraction
+
+    @property
+    def monitor(self) -> Monitor:
+        return self.training.monitor
+
+    def fit(
+        self,
+        X: Any,
+        targets: Targets,
+        validation: tuple[Any, Targets] | None = None,
+        *,
+        seed: int,
+        device: torch.device,
+        score: Score | None = None,
+    ) -> FittedNetwork:
+        loss, p = as_loss(self.loss), targets.coordinates.shape[1]
+        network = build_network(self.network, p, X, seed)
+        _warn_if_narrow(network, p)
+        pairs = self._make_pairs(network, X, targets, device)
+        held_out = None if validation is None else self._make_pairs(network, *validation, device)
+        scaled = Standardized(network, p)
+        if self.training.standardize:
+            scaled.scale_to(pairs.tensors[1])
+        history = train(scaled, pairs, held_out, loss, self.training, seed=seed, device=device, score=score)
+        return FittedNetwork(scaled, history)
+
+    def restore(
+        self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: torch.device
+    ) -> FittedNetwork:
+        factory = self.network
+        if folder.is_dir() and hasattr(factory, "from_files"):
+            factory = factory.from_files(folder)
+        with seeded(0):  # the weights drawn here are replaced at once
+            network = Standardized(factory(p), p)
+        network.load_state_dict(state)
+        return FittedNetwork(network.to(device).eval(), History())
+
+    def _make_pairs(self, network: nn.Module, X: Any, targets: Targets, device: torch.device) -> TensorDataset:
+        where = device if self.training.keep_data_on_device else torch.device("cpu")
+        coordinates, residuals = (part.float().to(where) for part in targets)
+        return TensorDataset(prepare_inputs(network, X), coordinates, residuals)
+
+
+@dataclass
+class FittedNetwork(Fitted):
+    """A trained network, in evaluation mode."""
+
+    network: nn.Module
+    history: History
+
+    def predict(self, X: Any) -> Tensor:  # (n, p) float64
+        return apply_network(self.network, prepare_inputs(self.network, X)).double()
+
+    def state(self) -> dict[str, Tensor]:
+        return self.network.state_dict()
+
+    def write_files(self, folder: Path) -> None:
+        call_optional(self.network, "write_files", folder)
+
+
+def _warn_if_narrow(network: nn.Module, p: int) -> None:
+    """Warn if the last hidden layer is much narrower than p: its outputs then span a subspace only."""
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+    if len(layers) > 1 and layers[-1].out_features == p > max(LARGE, 2 * layers[-1].in_features):
+        warnings.warn(
+            f"The last hidden layer has {layers[-1].in_features} units for p = {p} coordinates, so that predictions "
+            "stay in a subspace: a width of about p is often better.",
+            stacklevel=4,
+        )
