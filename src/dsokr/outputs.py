@@ -144,7 +144,7 @@ def _from_sequence(ys: Any, name: str) -> tuple[Outputs, Form]:
         dtype = "object" if is_array and ys.dtype == object else "str"
         return list(items), Form("object array", dtype) if is_array else Form("list")
     shape = numbers.shape[1:]
-    rows = _flatten(torch.from_numpy(np.require(numbers, np.float64, ["C", "W"])), name)
+    rows = _flatten(torch.from_numpy(np.require(numbers, np.float64, ["C", "W", "O"])), name)
     if is_array:
         return rows, Form("array", str(numbers.dtype.newbyteorder("=")), shape)
     item = "number" if isinstance(items[0], NUMBERS) else type(items[0]).__name__
