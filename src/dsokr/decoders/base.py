@@ -89,3 +89,16 @@ def is_built_from(kernel: Kernel, *kinds: type[Kernel]) -> bool:
     if isinstance(kernel, Scaled | Normalized | NormalizedFeatures):
         return is_built_from(kernel.kernel, *kinds)
     return isinstance(kernel, kinds)
+
+
+def choose_best(
+    basis: SketchedBasis, z: Tensor, outputs: Outputs, owners: Any, rule: Rule, bonus: Any = 0.0
+) -> tuple[Tensor, Tensor]:  # (n,), (n,)
+    """For every row of z, the position of the output it owns with the best score plus bonus, and its score."""
+    owners = torch.as_tensor(owners, device=z.device)
+    scores = score_pairs(z[owners], basis.embed(outputs), basis.diag(outputs), rule)
+    total = scores + torch.as_tensor(bonus, dtype=z.dtype, device=z.device)
+    best = torch.full_like(z[:, 0], -torch.inf).scatter_reduce_(0, owners, total, "amax")
+    at = torch.where(total == best[owners], torch.arange(len(total), device=z.device), len(total))
+    chosen = torch.full_like(owners[: len(z)], len(total)).scatter_reduce_(0, owners, at, "amin")
+    return chosen, scores[chosen]

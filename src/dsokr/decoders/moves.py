@@ -1,4 +1,10 @@
-"""Edits of graphs, for a search: what a graph can become in one step. Each domain of graphs has its own."""
+"""Domains of graphs to search: what a graph can become in one edit.
+
+Compiled code sees a molecule of n atoms as a symmetric matrix with room for one more atom: bond orders, and on the
+diagonal the elements, 0 where there is no atom. An edit is a row of integers: the number of entries that it sets, then
+each entry as (i, j, value). Every kind of edit has a function that lists its edits; all are then applied, checked and
+written down by the same code.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +13,31 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from dsokr.decoders._edits import edited
-from dsokr.errors import InputError
+from dsokr.compute import compiled
+from dsokr.errors import InputError, check_integers
 from dsokr.graphs import GraphBatch
+
+WIDTH = 1 + 3 * 6  # of an edit: it sets up to six entries
+HIGHEST = 3  # bond order
 
 
 class Neighbors(NamedTuple):
     """Graphs that are one edit away from others, and the position of the graph that each came from.
 
-    A domain may also say what became of the nodes. Then features of the surroundings of nodes, such as those of
-    Weisfeiler-Lehman, are computed anew only near what an edit touched: a node is touched if its label or its edges
+    A domain may also say where the nodes come from. Then features of the surroundings of nodes, such as those of
+    Weisfeiler-Lehman, are recomputed only near what an edit touched: a node is touched if its label or its edges
     changed, or if it is new.
     """
 
     graphs: GraphBatch
     origins: np.ndarray  # (graphs,)
-    sources: np.ndarray | None = None  # (nodes,): which node of the origin it was, −1 if new
+    sources: np.ndarray | None = None  # (nodes,): the node of the origin that it was, −1 if new
     touched: np.ndarray | None = None  # (nodes,) bool
 
 
 @runtime_checkable
 class Moves(Protocol):
-    """A domain of graphs to search: it says what lies one edit away. A domain of one's own needs this method alone."""
+    """A domain of graphs to search: it lists the graphs one edit away. Your own domain needs only this method."""
 
     def neighbors(self, graphs: GraphBatch) -> Neighbors: ...
 
@@ -39,7 +48,7 @@ class Molecules:
 
     An edit replaces, adds, removes or inserts an atom, exchanges two atoms, makes, breaks, changes or moves a bond
     (which closes and opens rings), shifts a bond's order to another bond, exchanges ends of two bonds, or turns the
-    alternating bonds of a six-membered ring. Only the atoms it touches are held to their valence: charged atoms of the
+    alternating bonds of a six-membered ring. Only the atoms it touches must keep their valence: charged atoms of the
     graph that a search starts from may stay as they are.
 
     >>> from dsokr.graphs import Graph
@@ -53,14 +62,301 @@ class Molecules:
     max_atoms: int = 9
 
     def __post_init__(self) -> None:
+        check_integers(self, max_atoms=1)
         if not self.valences or any(valence < 1 for _, valence in self.valences):
             raise InputError(f"Molecules.valences must give elements positive valences. Got {self.valences}.")
-        if self.max_atoms < 1:
-            raise InputError(f"Molecules.max_atoms must be at least 1. Got {self.max_atoms}.")
 
     def neighbors(self, graphs: GraphBatch) -> Neighbors:
         elements, valences = np.array(self.valences, np.int64).T.copy()
-        parents = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
-        sizes, nodes, bonds, ends, origins = edited(*parents, elements, valences, self.max_atoms)
-        labels, sources, touched = nodes
+        arrays = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
+        parts = [_edit_molecule(g, *arrays, elements, valences, self.max_atoms) for g in range(len(graphs))]
+        origins = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
+        sizes, labels, sources, touched, bonds, ends = map(np.concatenate, zip(*parts, strict=True))
         return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins, sources, touched)
+
+
+class Molecule(NamedTuple):
+    """A molecule to edit, in a domain."""
+
+    matrix: np.ndarray  # (n + 1, n + 1)
+    n: int
+    pairs: np.ndarray  # (bonds, 2)
+    elements: np.ndarray
+    valences: np.ndarray
+    edits: np.ndarray  # (more than there are, WIDTH)
+
+
+@compiled
+def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
+    g, offsets, labels, indptr, neighbors, edge_labels, elements, valences, max_atoms
+):
+    """All valid molecules one edit away from graph g of a batch.
+
+    Returns their numbers of atoms; for every atom its label, the atom of g that it was (−1 if new) and whether the edit
+    touched it; their numbers of bonds, and the bonds as (i, j, order), with atoms numbered within each molecule.
+    """
+    first, n = offsets[g], offsets[g + 1] - offsets[g]
+    matrix = np.zeros((n + 1, n + 1), np.int64)
+    for i in range(n):
+        matrix[i, i] = labels[first + i]
+        for k in range(indptr[first + i], indptr[first + i + 1]):
+            matrix[i, neighbors[k] - first] = edge_labels[k]
+    pairs = _find_bonds(matrix, n)
+    edits = np.empty((_bound_edits(matrix, pairs, n, len(elements)), WIDTH), np.int64)
+    molecule = Molecule(matrix, n, pairs, elements, valences, edits)
+    count = _list_edits(molecule, max_atoms)
+    sizes, bonds = np.empty((2, count), np.int64)
+    kinds, sources = np.empty((2, count * (n + 1)), np.int64)
+    touched, ends = np.empty(count * (n + 1), np.bool_), np.empty((count * (len(pairs) + 1), 3), np.int64)
+    trial, found, atom, bond = np.empty_like(matrix), 0, 0, 0
+    for e in range(count):
+        _apply(matrix, edits[e], trial)
+        if _is_valid(molecule, edits[e], trial):
+            atoms = _write_atoms(trial, n, edits[e], kinds[atom:], sources[atom:], touched[atom:])
+            sizes[found], bonds[found] = atoms, _write_bonds(trial, ends[bond:])
+            atom, bond, found = atom + atoms, bond + bonds[found], found + 1
+    return sizes[:found], kinds[:atom], sources[:atom], touched[:atom], bonds[:found], ends[:bond]
+
+
+@compiled
+def _find_bonds(matrix: np.ndarray, n: int) -> np.ndarray:  # (bonds, 2)
+    pairs, count = np.empty((n * n, 2), np.int64), 0
+    for i in range(n):
+        for j in range(i + 1, n):
+            if matrix[i, j]:
+                pairs[count, 0], pairs[count, 1] = i, j
+                count += 1
+    return pairs[:count]
+
+
+@compiled
+def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, elements: int) -> int:
+    """No molecule has more edits: by kind, those of one atom, two atoms, a bond, two bonds, and rings."""
+    bonds, double = len(pairs), (matrix == 2).sum()
+    return n * (1 + 4 * elements) + 2 * n * n + bonds * (2 * n + elements) + 2 * bonds * bonds + double**3
+
+
+@compiled
+def _apply(matrix: np.ndarray, edit: np.ndarray, trial: np.ndarray) -> None:
+    trial[:] = matrix
+    for k in range(1, 1 + 3 * edit[0], 3):
+        trial[edit[k], edit[k + 1]] = trial[edit[k + 1], edit[k]] = edit[k + 2]
+
+
+@compiled
+def _is_valid(molecule: Molecule, edit: np.ndarray, trial: np.ndarray) -> bool:
+    """Whether the atoms that an edit touched keep their valences and, if it broke a bond, all atoms are connected."""
+    breaks = False
+    for k in range(1, 1 + 3 * edit[0], 3):
+        if not _keeps_valence(molecule, trial, edit[k]) or not _keeps_valence(molecule, trial, edit[k + 1]):
+            return False
+        breaks |= edit[k + 2] == 0 and edit[k] != edit[k + 1]
+    return not breaks or _is_connected(trial)
+
+
+@compiled
+def _keeps_valence(molecule: Molecule, trial: np.ndarray, i: int) -> bool:
+    total = trial[i].sum() - trial[i, i]
+    for k in range(len(molecule.elements)):
+        if molecule.elements[k] == trial[i, i]:
+            return total <= molecule.valences[k]
+    return total == 0  # no atom, hence no bonds
+
+
+@compiled
+def _is_connected(trial: np.ndarray) -> bool:
+    atoms = np.flatnonzero(np.diag(trial))
+    if len(atoms) == 0:
+        return False
+    seen, queue, head, tail = np.zeros(len(trial), np.bool_), atoms.copy(), 0, 1
+    seen[queue[0]] = True
+    while head < tail:
+        for v in atoms:
+            if trial[queue[head], v] and not seen[v]:
+                seen[v], queue[tail] = True, v
+                tail += 1
+        head += 1
+    return tail == len(atoms)
+
+
+@compiled
+def _write_atoms(  # type: ignore[no-untyped-def] # compiled
+    trial, n, edit, labels, sources, touched
+):
+    """Write the atoms of an edited molecule, where they come from and whether the edit names them; return how many."""
+    count = 0
+    for i in np.flatnonzero(np.diag(trial)):
+        labels[count], sources[count], touched[count] = trial[i, i], i if i < n else -1, False
+        for k in range(1, 1 + 3 * edit[0], 3):
+            touched[count] |= edit[k] == i or edit[k + 1] == i
+        count += 1
+    return count
+
+
+@compiled
+def _write_bonds(trial: np.ndarray, ends: np.ndarray) -> int:
+    """Write the bonds of a molecule, with its atoms numbered from 0; return how many there are."""
+    atoms, count = np.flatnonzero(np.diag(trial)), 0
+    for i in range(len(atoms)):
+        for j in range(i + 1, len(atoms)):
+            if trial[atoms[i], atoms[j]]:
+                ends[count, 0], ends[count, 1], ends[count, 2] = i, j, trial[atoms[i], atoms[j]]
+                count += 1
+    return count
+
+
+@compiled
+def _list_edits(molecule: Molecule, max_atoms: int) -> int:
+    """Fill in the edits of a molecule, valid or not, and return how many there are."""
+    count = _replace(molecule, 0)
+    count = _swap(molecule, count)
+    count = _set_bond(molecule, count)
+    count = _move_bond(molecule, count)
+    count = _shift_order(molecule, count)
+    count = _cross(molecule, count)
+    count = _remove(molecule, count)
+    count = _turn(molecule, count)
+    if molecule.n < max_atoms:
+        count = _add(molecule, count)
+        count = _insert(molecule, count)
+    return count
+
+
+@compiled
+def _append(molecule: Molecule, count: int, entries: tuple[int, ...]) -> int:
+    """Append the edit that sets the entries (i, j, value, i, j, value, …)."""
+    molecule.edits[count, 0] = len(entries) // 3
+    for k in range(len(entries)):
+        molecule.edits[count, 1 + k] = entries[k]
+    return count + 1
+
+
+@compiled
+def _replace(molecule: Molecule, count: int) -> int:
+    """Change the element of an atom."""
+    for i in range(molecule.n):
+        for element in molecule.elements:
+            if element != molecule.matrix[i, i]:
+                count = _append(molecule, count, (i, i, element))
+    return count
+
+
+@compiled
+def _swap(molecule: Molecule, count: int) -> int:
+    """Exchange two atoms of different elements."""
+    for i in range(molecule.n):
+        for j in range(i + 1, molecule.n):
+            a, b = molecule.matrix[i, i], molecule.matrix[j, j]
+            if a != b:
+                count = _append(molecule, count, (i, i, b, j, j, a))
+    return count
+
+
+@compiled
+def _set_bond(molecule: Molecule, count: int) -> int:
+    """Make, break or change a bond."""
+    for i in range(molecule.n):
+        for j in range(i + 1, molecule.n):
+            for order in range(HIGHEST + 1):
+                if order != molecule.matrix[i, j]:
+                    count = _append(molecule, count, (i, j, order))
+    return count
+
+
+@compiled
+def _move_bond(molecule: Molecule, count: int) -> int:
+    """Turn a bond i–j into i–k."""
+    for pair in molecule.pairs:
+        for side in range(2):
+            i, j = pair[side], pair[1 - side]
+            for k in range(molecule.n):
+                if k != i and k != j and not molecule.matrix[i, k]:
+                    count = _append(molecule, count, (i, k, molecule.matrix[i, j], i, j, 0))
+    return count
+
+
+@compiled
+def _shift_order(molecule: Molecule, count: int) -> int:
+    """Move one order from a bond to another."""
+    for i, j in molecule.pairs:
+        for k, m in molecule.pairs:
+            a, b = molecule.matrix[i, j], molecule.matrix[k, m]
+            if (i != k or j != m) and a > 1 and b < HIGHEST:
+                count = _append(molecule, count, (i, j, a - 1, k, m, b + 1))
+    return count
+
+
+@compiled
+def _cross(molecule: Molecule, count: int) -> int:
+    """Turn bonds i–j and k–m into i–m and k–j, or into i–k and j–m."""
+    matrix, pairs = molecule.matrix, molecule.pairs
+    for a in range(len(pairs)):
+        for b in range(a + 1, len(pairs)):
+            for side in range(2):
+                i, j = pairs[a]
+                k, m = pairs[b, side], pairs[b, 1 - side]
+                if i != k and i != m and j != k and j != m and not matrix[i, m] and not matrix[k, j]:
+                    count = _append(molecule, count, (i, m, matrix[i, j], k, j, matrix[k, m], i, j, 0, k, m, 0))
+    return count
+
+
+@compiled
+def _remove(molecule: Molecule, count: int) -> int:
+    """Remove an atom with at most one bond, or one between two others, which are then bonded."""
+    for i in range(molecule.n):
+        row = molecule.matrix[i].copy()
+        row[i] = 0
+        around = np.flatnonzero(row)
+        if len(around) == 2 and not molecule.matrix[around[0], around[1]]:
+            j, k = around
+            count = _append(molecule, count, (i, j, 0, i, k, 0, j, k, 1, i, i, 0))
+        elif len(around) == 1:
+            count = _append(molecule, count, (i, around[0], 0, i, i, 0))
+        elif len(around) == 0 and molecule.n > 1:
+            count = _append(molecule, count, (i, i, 0))
+    return count
+
+
+@compiled
+def _turn(molecule: Molecule, count: int) -> int:
+    """Exchange single and double bonds that alternate around a six-membered ring a=b–c=d–e=f–a, a its first atom."""
+    matrix = molecule.matrix
+    double = np.argwhere(matrix == 2)
+    for a, b in double:
+        for c, d in double:
+            if matrix[b, c] != 1 or not _are_distinct((a, b, c, d)):
+                continue
+            for e, f in double:
+                closes = matrix[d, e] == 1 and matrix[f, a] == 1 and _are_distinct((a, b, c, d, e, f))
+                if closes and a < min(b, c, d, e, f):
+                    count = _append(molecule, count, (a, b, 1, b, c, 2, c, d, 1, d, e, 2, e, f, 1, f, a, 2))
+    return count
+
+
+@compiled
+def _are_distinct(atoms: tuple[int, ...]) -> bool:
+    for i in range(len(atoms)):
+        for j in range(i):
+            if atoms[i] == atoms[j]:
+                return False
+    return True
+
+
+@compiled
+def _add(molecule: Molecule, count: int) -> int:
+    """Add an atom bonded to one."""
+    for i in range(molecule.n):
+        for element in molecule.elements:
+            for order in range(1, HIGHEST + 1):
+                count = _append(molecule, count, (i, molecule.n, order, molecule.n, molecule.n, element))
+    return count
+
+
+@compiled
+def _insert(molecule: Molecule, count: int) -> int:
+    """Insert an atom into a bond."""
+    n = molecule.n
+    for i, j in molecule.pairs:
+        for element in molecule.elements:
+            count = _append(molecule, count, (i, n, 1, n, j, 1, i, j, 0, n, n, element))
+    return count

@@ -113,9 +113,10 @@ class Gradient(Decoder):
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         if not isinstance(outputs, Tensor) or not form.is_real:
+            got = f"{form.kind} of type {form.dtype}" if form.dtype else type(outputs).__name__
             raise InputError(
-                f"Gradient finds real vectors. Got a {form.kind} of type {form.dtype or type(outputs).__name__}. Pass a "
-                "dense array of floats if answers between the outputs make sense, or use Candidates()."
+                f"Gradient finds real vectors. Got a {got}. Pass dense floats if answers between the outputs make "
+                "sense, or use Candidates()."
             )
 
     def scoring_rule(self) -> Rule:

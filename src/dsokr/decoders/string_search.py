@@ -1,0 +1,354 @@
+"""The compiled search for strings with the n-grams that coordinates ask for: a beam, then edits of single letters.
+
+A string is a row of numbers, its letters' places in the alphabet, of which the first ``size`` count.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dsokr.compute import compiled
+from dsokr.kernels.hashing import find, mix, pair
+
+EQUAL = 1e-9  # scores that differ by less are tied: they are sums of counts
+
+
+class NGramObjective(NamedTuple):
+    """2⟨w, φ(y)⟩ − ‖φ(y)‖² + prior(size), where φ counts n-grams; normalised, 2⟨w, φ(y)⟩ / ‖φ(y)‖ − 1 + prior(size).
+
+    An n-gram is a number: ``offsets[k]`` plus its letters in base ``base``, for n = ``sizes[k]``.
+    """
+
+    weights: np.ndarray  # (grams,): w
+    codes: np.ndarray  # (grams,): the n-grams that anchors have
+    slots: np.ndarray  # their hash table
+    sizes: np.ndarray  # ascending
+    offsets: np.ndarray
+    factors: np.ndarray  # the kernel's weight for every n
+    base: int
+    normalised: bool
+    prior: np.ndarray  # (width + 1,): by size, −∞ for sizes that are not allowed
+
+
+class Pool(NamedTuple):
+    """The best strings so far, best first; of those with the same n-grams only the first. Free places have size −1."""
+
+    letters: np.ndarray  # (places, width)
+    sizes: np.ndarray  # (places,)
+    scores: np.ndarray  # (places,)
+    names: np.ndarray  # (places,) uint64, equal for strings with the same n-grams
+
+
+@compiled
+def search(
+    goal: NGramObjective, seeds: np.ndarray, beam: int, places: int, known: np.ndarray, known_sizes: np.ndarray
+) -> Pool:
+    """Return the best ``2 places`` strings: known ones, and what climbs from them and from the beam's best lead to."""
+    pool, held = _new_pool(goal, 2 * places), np.empty((len(goal.sizes), known.shape[1]), np.int64)
+    for s in range(len(known)):
+        linear, squared, name = _measure(goal, known[s], known_sizes[s], held)
+        _offer(pool, known[s], known_sizes[s], _score(goal, linear, squared, known_sizes[s]), name)
+    for s in range(len(known)):
+        _climb(goal, known[s].copy(), known_sizes[s], pool)
+    ends = _grow(goal, seeds, beam, places)
+    for s in range(places):
+        if ends.sizes[s] >= 0:
+            _climb(goal, ends.letters[s], ends.sizes[s], pool)
+    return pool
+
+
+@compiled
+def _new_pool(goal: NGramObjective, places: int) -> Pool:
+    letters = np.zeros((places, len(goal.prior) - 1), np.int64)
+    return Pool(letters, np.full(places, -1), np.full(places, -np.inf), np.zeros(places, np.uint64))
+
+
+@compiled
+def _grow(goal: NGramObjective, seeds: np.ndarray, beam: int, places: int) -> Pool:
+    """Beam search over strings that grow from a seed at both ends: the best of all sizes allowed."""
+    size, longest = seeds.shape[1], np.flatnonzero(goal.prior > -np.inf)[-1]
+    ends, held = _new_pool(goal, places), np.empty((len(goal.sizes), len(goal.prior) - 1), np.int64)
+    linear, squared, names = np.empty(len(seeds)), np.empty(len(seeds)), np.empty(len(seeds), np.uint64)
+    for s in range(len(seeds)):
+        linear[s], squared[s], names[s] = _measure(goal, seeds[s], size, held)
+    chosen = _choose_distinct(goal, linear, squared, names, beam)
+    paths = np.zeros((2, beam, len(goal.prior) - 1), np.int64)  # of the next size and of this one, by turns
+    for b in range(len(chosen)):
+        _copy(seeds[chosen[b]], size, paths[size % 2, b])
+    while True:
+        linear, squared, names = linear[chosen], squared[chosen], names[chosen]
+        now, longer = paths[size % 2], paths[(size + 1) % 2]
+        for b in range(len(chosen)):
+            _offer(ends, now[b], size, _score(goal, linear[b], squared[b], size), names[b])
+        if size == longest:
+            return ends
+        linear, squared, names, states = _extend(goal, now, size, linear, squared, names)
+        chosen = _choose_distinct(goal, linear, squared, states, beam)
+        for b in range(len(chosen)):
+            path, side, letter = chosen[b] // (2 * goal.base), chosen[b] // goal.base % 2, chosen[b] % goal.base
+            _edit(now[path], size, 0 if side else size, 0, letter, longer[b])
+        size += 1
+
+
+@compiled
+def _extend(  # type: ignore[no-untyped-def] # returns four arrays
+    goal: NGramObjective, paths: np.ndarray, size: int, linear: np.ndarray, squared: np.ndarray, names: np.ndarray
+):
+    """⟨w, φ⟩, ‖φ‖², name and state of every path with every letter at its end, then with every letter before it.
+
+    Paths of equal states have equal futures: they have the same n-grams and the same letters at both ends.
+    """
+    base, shape = goal.base, (len(names), 2, goal.base)
+    to_linear, to_squared, to_names = np.empty(shape), np.empty(shape), np.empty(shape, np.uint64)
+    states, codes, times = np.empty(shape, np.uint64), np.empty((2, base), np.int64), np.empty((2, base), np.int64)
+    for b in range(len(names)):
+        to_linear[b], to_squared[b], to_names[b] = linear[b], squared[b], names[b]
+        for k in range(len(goal.sizes)):
+            if goal.sizes[k] > size + 1:
+                continue
+            _next_grams(goal, paths[b], size, k, codes, times)
+            for side in range(2):
+                for x in range(base):
+                    to_linear[b, side, x] += _weight(goal, codes[side, x])
+                    to_squared[b, side, x] += goal.factors[k] * (2 * times[side, x] + 1)
+                    to_names[b, side, x] += mix(codes[side, x])
+        for side in range(2):
+            for x in range(base):
+                states[b, side, x] = pair(to_names[b, side, x], _name_ends(goal, paths[b], size, side, x))
+    return to_linear.ravel(), to_squared.ravel(), to_names.ravel(), states.ravel()
+
+
+@compiled
+def _next_grams(goal: NGramObjective, y: np.ndarray, size: int, k: int, codes: np.ndarray, times: np.ndarray) -> None:
+    """The n-grams that y gets by a letter at its end and before it, and how often it has them already."""
+    n, base, offset = goal.sizes[k], goal.base, goal.offsets[k]
+    power = base ** (n - 1)
+    tail, head = _encode(goal, y, size - n + 1, size), _encode(goal, y, 0, n - 1)
+    for x in range(base):
+        codes[0, x], codes[1, x] = offset + tail * base + x, offset + x * power + head
+        times[0, x] = times[1, x] = 0
+    for i in range(size - n + 1):
+        code = _encode(goal, y, i, i + n)
+        if code // base == tail:
+            times[0, code % base] += 1
+        if code % power == head:
+            times[1, code // power] += 1
+
+
+@compiled
+def _name_ends(goal: NGramObjective, y: np.ndarray, size: int, side: int, letter: int) -> np.uint64:
+    """A name for the n − 1 letters at both ends of y with one letter more, which later n-grams will contain."""
+    n, base = min(goal.sizes[-1], size + 1), goal.base
+    head, tail = _encode(goal, y, 0, n - 1), _encode(goal, y, size - n + 1, size)
+    if side == 0:
+        tail = (tail * base + letter) % base ** (n - 1)
+    else:
+        head = (letter * base ** (n - 1) + head) // base
+    return pair(head, tail)
+
+
+@compiled
+def _choose_distinct(
+    goal: NGramObjective, linear: np.ndarray, squared: np.ndarray, keys: np.ndarray, most: int
+) -> np.ndarray:
+    """Positions of the ``most`` best scores, in single precision and without the prior, with distinct keys."""
+    chosen, scores, count = np.empty(most, np.int64), np.empty(most, np.float32), 0
+    for c in range(len(keys)):
+        score = np.float32(_apply_rule(goal, linear[c], squared[c]))
+        fresh = count < most or score > scores[most - 1]
+        for j in range(count if fresh else 0):
+            fresh &= keys[chosen[j]] != keys[c]
+        if not fresh:
+            continue
+        count = min(count + 1, most)
+        at = count - 1
+        while at > 0 and score > scores[at - 1]:
+            chosen[at], scores[at] = chosen[at - 1], scores[at - 1]
+            at -= 1
+        chosen[at], scores[at] = c, score
+    return chosen[:count]
+
+
+@compiled
+def _climb(goal: NGramObjective, y: np.ndarray, size: int, pool: Pool) -> None:
+    """Make the best edit of one letter as long as the score grows; offer the result."""
+    held, edited = np.empty((len(goal.sizes), len(y)), np.int64), np.empty_like(y)
+    while True:
+        linear, squared, name = _measure(goal, y, size, held)
+        score = _score(goal, linear, squared, size)
+        best, at, cut, letter = _best_edit(goal, y, size, linear, squared, held)
+        if not _beats(best, score):
+            _offer(pool, y, size, score, name)
+            return
+        size = _edit(y, size, at, cut, letter, edited)
+        _copy(edited, size, y)
+
+
+@compiled
+def _best_edit(  # type: ignore[no-untyped-def] # returns a score, two places and a letter
+    goal: NGramObjective, y: np.ndarray, size: int, linear: float, squared: float, held: np.ndarray
+):
+    """The best string that is y with one letter inserted (cut = 0), substituted or deleted (cut = 1), if it is better.
+
+    Only the n-grams that touch the place change. Each new one costs its factor at least, more if y has it elsewhere:
+    most edits are ruled out by the first, without looking for the n-gram in y.
+    """
+    edited, kept, fresh = np.empty_like(y), held.copy(), np.empty((len(held), goal.sizes[-1]), np.int64)
+    best, where = _score(goal, linear, squared, size), (0, 0, -1)
+    for at in range(size + 1):
+        for cut in range(min(2, size + 1 - at)):
+            lost, lost_squared = _cut_grams(goal, held, size, at, cut, kept)
+            for letter in range(-cut, goal.base):
+                new = size - cut + (letter >= 0)
+                if new >= len(goal.prior) or goal.prior[new] == -np.inf:
+                    continue
+                _edit(y, size, at, cut, letter, edited)
+                gained, least = _add_grams(goal, edited, new, at, letter >= 0, fresh)
+                total, rest = linear - lost + gained, squared - lost_squared
+                if total >= 0 and _score(goal, total, rest + least, new) <= best:
+                    continue
+                score = _score(goal, total, rest + _cost(goal, fresh, kept), new)
+                if score > best:
+                    best, where = score, (at, cut, letter)
+    return best, where[0], where[1], where[2]
+
+
+@compiled
+def _edit(y: np.ndarray, size: int, at: int, cut: int, letter: int, out: np.ndarray) -> int:
+    """Write y[:at] + letter + y[at + cut:], without a letter if it is −1; return the new size."""
+    put = 1 if letter >= 0 else 0
+    _copy(y, at, out)
+    if put:
+        out[at] = letter
+    _copy(y[at + cut :], size - at - cut, out[at + put :])
+    return size - cut + put
+
+
+@compiled
+def _cut_grams(
+    goal: NGramObjective, held: np.ndarray, size: int, at: int, cut: int, kept: np.ndarray
+) -> tuple[float, float]:
+    """What the n-grams that touch the letters from at to at + cut add to ⟨w, φ⟩ and ‖φ‖²; the others are kept."""
+    linear = squared = 0.0
+    for k in range(len(goal.sizes)):
+        n = goal.sizes[k]
+        _copy(held[k], size, kept[k])
+        for first in range(max(0, at - n + 1), min(at + cut - 1, size - n) + 1):
+            squared += goal.factors[k] * (2 * _count(kept[k, :size], held[k, first]) - 1)
+            linear += _weight(goal, held[k, first])
+            kept[k, first] = -1
+    return linear, squared
+
+
+@compiled
+def _add_grams(
+    goal: NGramObjective, y: np.ndarray, size: int, at: int, put: int, fresh: np.ndarray
+) -> tuple[float, float]:
+    """What the n-grams that touch the letters from at to at + put add to ⟨w, φ⟩, and to ‖φ‖² if each is new."""
+    linear = least = 0.0
+    fresh[:] = -1
+    for k in range(len(goal.sizes)):
+        n = goal.sizes[k]
+        first = max(0, at - n + 1)
+        for i in range(first, min(at + put - 1, size - n) + 1):
+            fresh[k, i - first] = goal.offsets[k] + _encode(goal, y, i, i + n)
+            linear += _weight(goal, fresh[k, i - first])
+            least += goal.factors[k]
+    return linear, least
+
+
+@compiled
+def _cost(goal: NGramObjective, fresh: np.ndarray, kept: np.ndarray) -> float:
+    """What the fresh n-grams add to ‖φ‖² beside those kept."""
+    cost = 0.0
+    for k in range(len(fresh)):
+        for j in range(fresh.shape[1]):
+            if fresh[k, j] >= 0:
+                times = _count(kept[k], fresh[k, j]) + _count(fresh[k, :j], fresh[k, j])
+                cost += goal.factors[k] * (2 * times + 1)
+    return cost
+
+
+@compiled
+def _measure(goal: NGramObjective, y: np.ndarray, size: int, held: np.ndarray) -> tuple[float, float, np.uint64]:
+    """⟨w, φ(y)⟩, ‖φ(y)‖² and a name for the n-grams of y, which are written to held, by n and by place."""
+    linear, squared, name = 0.0, 0.0, np.uint64(0)
+    held[:] = -1
+    for k in range(len(goal.sizes)):
+        for first in range(size - goal.sizes[k] + 1):
+            code = goal.offsets[k] + _encode(goal, y, first, first + goal.sizes[k])
+            linear += _weight(goal, code)
+            squared += goal.factors[k] * (2 * _count(held[k, :first], code) + 1)
+            name += mix(code)
+            held[k, first] = code
+    return linear, squared, name
+
+
+@compiled
+def _apply_rule(goal: NGramObjective, linear: float, squared: float) -> float:
+    """The paper's rule, 2⟨w, φ⟩ − ‖φ‖², with φ / ‖φ‖ in place of φ if the kernel is normalised."""
+    if not goal.normalised:
+        return 2 * linear - squared
+    return 2 * linear / np.sqrt(squared) - 1 if squared > 0 else -np.inf
+
+
+@compiled
+def _score(goal: NGramObjective, linear: float, squared: float, size: int) -> float:
+    return _apply_rule(goal, linear, squared) + goal.prior[size]
+
+
+@compiled
+def _beats(score: float, other: float) -> bool:
+    """Whether a score is above another by more than rounding, which could send climbs in circles."""
+    return score - other > EQUAL * (1 + abs(score))
+
+
+@compiled
+def _offer(pool: Pool, y: np.ndarray, size: int, score: float, name: np.uint64) -> None:
+    """Insert y behind those that score the same, unless its n-grams are in the pool already."""
+    if score == -np.inf:
+        return
+    for j in range(len(pool.sizes)):
+        if pool.sizes[j] == size and pool.names[j] == name:
+            return
+    at = len(pool.sizes)
+    while at > 0 and _beats(score, pool.scores[at - 1]):
+        at -= 1
+    for j in range(len(pool.sizes) - 1, at, -1):
+        _copy(pool.letters[j - 1], pool.sizes[j - 1], pool.letters[j])
+        pool.sizes[j], pool.scores[j], pool.names[j] = pool.sizes[j - 1], pool.scores[j - 1], pool.names[j - 1]
+    if at < len(pool.sizes):
+        _copy(y, size, pool.letters[at])
+        pool.sizes[at], pool.scores[at], pool.names[at] = size, score, name
+
+
+@compiled
+def _copy(source: np.ndarray, size: int, to: np.ndarray) -> None:
+    for i in range(size):  # assigning slices compiles for seconds
+        to[i] = source[i]
+
+
+@compiled
+def _encode(goal: NGramObjective, y: np.ndarray, start: int, stop: int) -> int:
+    """The letters from start to stop as one number."""
+    code = 0
+    for i in range(start, stop):
+        code = code * goal.base + y[i]
+    return code
+
+
+@compiled
+def _count(codes: np.ndarray, code: int) -> int:
+    times = 0
+    for other in codes:
+        times += other == code
+    return times
+
+
+@compiled
+def _weight(goal: NGramObjective, code: int) -> float:
+    """The weight of an n-gram, zero if no anchor has it."""
+    at = find(goal.slots, goal.codes, code)
+    return goal.weights[at] if at >= 0 else 0.0
