@@ -22,6 +22,7 @@ Columns = Mapping[str, Column]  # by header
 Key = TypeVar("Key", bound=Hashable)
 
 MEASURED = ("metrics", "chosen", "seconds", "hardware", "commit", "date")  # all other fields identify a row
+TRAINING_FIELDS = ("epochs", "batch_size", "learning_rate", "schedule")  # in the keys of rows
 MISSING = "–"
 
 
@@ -86,6 +87,11 @@ def read_rows(path: Path) -> list[Row]:
         return [json.loads(line) for line in lines]
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}.") from error
+
+
+def pick_fields(owner: object, *names: str) -> Row:
+    """Some fields of an object, as part of a row."""
+    return {name: getattr(owner, name) for name in names}
 
 
 def group_rows(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:

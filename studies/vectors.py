@@ -1,44 +1,41 @@
-"""Vectors: what searching all of them is worth on the synthetic task, with a Gaussian and with the linear kernel.
+"""Vectors: decoding over the training outputs, or over all vectors, on the synthetic task.
 
-    dsokr reproduce vectors
+    python -m studies vectors
 
-Outputs lie near a subspace, with noise: no training output is the right answer for a new input. The same network is
-decoded over the training outputs (``Candidates``) and by climbing the score (``Gradient``), and is compared with one
-that predicts the outputs themselves. The width of the Gaussian kernel is chosen on the validation pairs.
+Outputs lie near a subspace, with noise, so no training output is the right answer for a new input. One network per
+kernel is decoded over the training outputs (``Candidates``) and by gradient ascent on the score (``Gradient``), and is
+compared with a network that predicts the outputs themselves. The width of the Gaussian kernel is chosen on validation.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 from torch import Generator, Tensor
 
-from studies.baselines import Regression
-from studies.data.synthetic import LeastSquares, LeastSquaresData
 from dsokr.decoders import Candidates, Decoder, Gradient
 from dsokr.estimator import DSOKR
-from studies.results import Results, Row, markdown_table, read_rows
 from dsokr.kernels import Gaussian, Kernel, Linear
+from dsokr.regressors import Neural, Training
 from dsokr.regressors.networks import MLP
-from dsokr.plotting import pyplot, saved
 from dsokr.sketches import SubSample
-from dsokr.regressors.training import Training
-
-Say = Callable[[str], None]
+from studies.baselines.regression import fit_regression
+from studies.data.synthetic import LeastSquares, LeastSquaresData
+from studies.plots import pyplot, save_figure
+from studies.results import TRAINING_FIELDS, Row, group_rows, mean_and_sd, pick_fields, read_rows
+from studies.study import Session, Stopwatch, Study
 
 DECODERS: dict[str, Decoder] = {"Candidates": Candidates("kernel"), "Gradient": Gradient()}
-HEADER = ["model", "test MSE", "chosen width", "decoding, ms an input", "replicates"]
 
 
 @dataclass(frozen=True)
-class Study:
-    """What is run; network and training are the same for all. Widths are in units of the median squared distance."""
+class VectorsConfig:
+    """Network and training are the same for all models. Widths are in units of the median squared distance."""
 
     task: LeastSquares
     network: MLP
@@ -48,14 +45,14 @@ class Study:
     replicates: int = 3
 
 
-FULL = Study(
+FULL = VectorsConfig(
     task=LeastSquares(n_train=5_000, n_val=500, n_test=1_000, input_dim=100, output_dim=100, rank=10),
     network=MLP((256,)),
     training=Training(epochs=30, batch_size=64, learning_rate=2e-3, schedule="linear", patience=None, progress=False),
     size=500,
 )
 REDUCED = replace(FULL, replicates=1)
-QUICK = Study(
+QUICK = VectorsConfig(
     task=LeastSquares(n_train=500, n_val=100, n_test=100, input_dim=20, output_dim=30, rank=4),
     network=MLP((64,)),
     training=replace(FULL.training, epochs=20),
@@ -65,122 +62,107 @@ QUICK = Study(
 )
 
 
-def run(study: Study, folder: Path, say: Say = print) -> None:
-    """Compute what ``models.jsonl`` in ``folder`` does not hold yet."""
-    results = Results(folder / "models.jsonl")
-    for seed in range(study.replicates):
-        data = study.task.draw(Generator().manual_seed(seed))
-        for row in _measured(study, data, seed, results):
-            say(f"replicate {seed}: {name(row)}: test MSE {row['metrics']['mse']:.4f}")
-
-
-def _measured(study: Study, data: LeastSquaresData, seed: int, results: Results) -> Iterator[Row]:
-    options = {key: getattr(study.training, key) for key in ("epochs", "batch_size", "learning_rate", "schedule")}
-    asked = {
-        "experiment": "vectors",
-        "task": asdict(study.task),
-        "encoder": str(study.network),
-        "training": options,
-        "seed": seed,
-    }
-    yield results.record(asked | {"method": "nn"}, partial(_network, study, data, seed))
-    for kernel, grid in (("Linear", [None]), ("Gaussian", list(study.widths))):
-        own = {"method": "dsokr", "kernel": kernel, "widths": grid, "sketch": "SubSample", "m": study.size}
-        rows = [asked | own | {"decoder": decoder, "selected": len(grid) > 1} for decoder in DECODERS]
-        if not all(results.find(row) for row in rows):
-            model, width, seconds = chosen(study, data, kernel, seed)
-            for row, decoder in zip(rows, DECODERS.values(), strict=True):
-                results.record(row, partial(_tested, model, decoder, data.test, width, seconds))
+def run(config: VectorsConfig, session: Session) -> None:
+    """Compute what ``models.jsonl`` does not hold yet."""
+    results = session.results("models")
+    for seed in range(config.replicates):
+        data = config.task.draw(Generator().manual_seed(seed))
+        task = {"experiment": "vectors", "task": asdict(config.task), "encoder": str(config.network)}
+        key = task | {"training": pick_fields(config.training, *TRAINING_FIELDS), "seed": seed}
+        rows = [results.record(key | {"method": "nn"}, partial(measure_network, config, data, seed))]
+        for kernel, widths in (("Linear", (None,)), ("Gaussian", config.widths)):
+            own = {"kernel": kernel, "widths": list(widths), "selected": len(widths) > 1}
+            model = key | {"method": "dsokr", "sketch": "SubSample", "m": config.size} | own
+            keys = [model | {"decoder": decoder} for decoder in DECODERS]
+            rows += results.record_all(keys, partial(measure_dsokr, config, data, kernel, seed))
         for row in rows:
-            yield results.find(row) or {}
+            session.say(f"replicate {seed}: {name_model(row)}: test MSE {row['metrics']['mse']:.4f}")
 
 
-def _network(study: Study, data: LeastSquaresData, seed: int) -> Row:
-    start = time.perf_counter()
-    model = Regression(study.network, training=study.training, random_state=seed, device="cpu")
-    model.fit(*data.train, validation=data.val)
-    seconds = {"fitting": time.perf_counter() - start}
-    return {"metrics": {"mse": mse(torch.as_tensor(model.predict(data.test[0])), data.test[1])}, "seconds": seconds}
+def measure_network(config: VectorsConfig, data: LeastSquaresData, seed: int) -> Row:
+    """Train a network to predict the outputs themselves."""
+    clock = Stopwatch()
+    with clock("fitting"):
+        model = fit_regression(config.network, config.training, *data.train, data.val, seed=seed)
+    return {"metrics": {"mse": mse(model.predict(data.test[0]), data.test[1])}, "seconds": clock.seconds}
 
 
-def chosen(study: Study, data: LeastSquaresData, kernel: str, seed: int) -> tuple[DSOKR, float | None, float]:
-    """The model whose searched answers are best on the validation pairs, its width, and the seconds for all of them."""
-    start = time.perf_counter()
+def measure_dsokr(config: VectorsConfig, data: LeastSquaresData, kernel: str, seed: int) -> Iterator[Row]:
+    """Train a model and yield a row for every decoder."""
+    clock = Stopwatch()
+    with clock("fitting"):
+        model, width = choose_width(config, data, kernel, seed)
+    for decoder in DECODERS.values():
+        with clock("decoding"):
+            metrics = {"mse": mse(decode(model, decoder, data.test[0]), data.test[1])}
+        yield {"metrics": metrics, "chosen": {"width": width}, "seconds": dict(clock.seconds)}
+
+
+def choose_width(
+    config: VectorsConfig, data: LeastSquaresData, kernel: str, seed: int
+) -> tuple[DSOKR, float | None]:
+    """Fit a model for every width and return the one whose searched answers are best on validation."""
     median = torch.cdist(data.train[1][:500], data.train[1][:500]).square().median().item()
     kernels: dict[float | None, Kernel] = {None: Linear()}
     if kernel == "Gaussian":
-        kernels = {width: Gaussian(width / median) for width in study.widths}
+        kernels = {width: Gaussian(width / median) for width in config.widths}
+    sketch, regressor = SubSample(config.size), Neural(config.network, training=config.training)
     models = {
-        width: DSOKR(
-            of_width,
-            SubSample(study.size),
-            study.network,
-            decoder=Gradient(),
-            training=study.training,
-            random_state=seed,
-            device="cpu",
-        ).fit(*data.train, validation=data.val)
-        for width, of_width in kernels.items()
+        width: DSOKR(kernel, sketch, regressor, decoder=Gradient(), random_state=seed, device="cpu").fit(
+            *data.train, validation=data.val
+        )
+        for width, kernel in kernels.items()
     }
-    errors = {width: mse(decoded(model, Gradient(), data.val[0]), data.val[1]) for width, model in models.items()}
-    best = min(errors, key=errors.__getitem__)
-    return models[best], best, time.perf_counter() - start
+    best = min(models, key=lambda width: mse(decode(models[width], Gradient(), data.val[0]), data.val[1]))
+    return models[best], best
 
 
-def decoded(model: DSOKR, decoder: Decoder, X: Tensor) -> Tensor:
-    return torch.as_tensor(decoder.decode(model.basis_, model.coefficients(X), model.known_).outputs)
+def decode(model: DSOKR, decoder: Decoder, X: Tensor) -> Tensor:
+    return decoder.decode(model.basis_, model.coefficients(X), model.known_).outputs
 
 
 def mse(predicted: Tensor, true: Tensor) -> float:
     return (predicted.to(true) - true).square().mean().item()
 
 
-def _tested(model: DSOKR, decoder: Decoder, test: tuple[Tensor, Tensor], width: float | None, fitting: float) -> Row:
-    start = time.perf_counter()
-    metrics = {"mse": mse(decoded(model, decoder, test[0]), test[1])}
-    seconds = {"fitting": fitting, "decoding": time.perf_counter() - start}
-    return {"metrics": metrics, "chosen": {"width": width}, "seconds": seconds}
-
-
-def name(row: Row) -> str:
-    """What a row is about, in a few words."""
+def name_model(row: Row) -> str:
     return "NN" if row["method"] == "nn" else f"DSOKR, {row['kernel']}, {row['decoder']}"
 
 
-def table(folder: Path) -> list[Row]:
+def tabulate(folder: Path) -> list[Row]:
     """One row per model: mean and standard deviation of the test MSE."""
-    groups: dict[str, list[Row]] = {}
-    for row in read_rows(folder / "models.jsonl"):
-        groups.setdefault(name(row), []).append(row)
-    return [{"model": model} | _summary(rows) for model, rows in groups.items()]
+    groups = group_rows(read_rows(folder / "models.jsonl"), name_model)
+    return [{"model": model} | _summarize(rows) for model, rows in groups.items()]
 
 
-def _summary(rows: list[Row]) -> Row:
-    errors = [row["metrics"]["mse"] for row in rows]
+def _summarize(rows: list[Row]) -> Row:
+    error, sd = mean_and_sd(row["metrics"]["mse"] for row in rows)
+    made = {"mse": error, "sd": sd, "replicates": len(rows)}
     widths = sorted({row["chosen"]["width"] for row in rows if row.get("chosen", {}).get("width")})
-    spread = {"mse": mean(errors), "sd": stdev(errors) if len(errors) > 1 else 0.0, "replicates": len(rows)}
-    decoding = mean(row["seconds"].get("decoding", 0.0) for row in rows) / rows[0]["task"]["n_test"]
-    return spread | {"widths": widths, "decoding": decoding}
+    if widths:
+        made["widths"] = ", ".join(f"{width:g}" for width in widths)
+    if "decoding" in rows[0]["seconds"]:
+        made["ms"] = 1000 * mean(row["seconds"]["decoding"] for row in rows) / rows[0]["task"]["n_test"]
+    return made
 
 
-def cells(row: Row) -> list[str]:
-    """A row of the table in words."""
-    widths = ", ".join(f"{width:g}" for width in row["widths"])
-    decoding = f"{1000 * row['decoding']:.2f}" if row["decoding"] else ""
-    return [row["model"], f"{row['mse']:.4f} ± {row['sd']:.4f}", widths, decoding, str(row["replicates"])]
+COLUMNS = {
+    "model": "{model}",
+    "test MSE": "{mse:.4f} ± {sd:.4f}",
+    "chosen width": "{widths}",
+    "decoding, ms per input": "{ms:.2f}",
+    "replicates": "{replicates}",
+}
 
 
-def markdown(rows: list[Row]) -> str:
-    """The table for a page."""
-    return markdown_table(HEADER, map(cells, rows))
-
-
-def figure(folder: Path, image: Path) -> Path:
+def draw(folder: Path, image: Path) -> Path:
     """The test MSE of every model, beside the variance of the noise."""
-    plt = pyplot()
-    rows = table(folder)
-    fig, axes = plt.subplots(figsize=(6, 2.4), layout="constrained")
-    axes.barh([row["model"] for row in reversed(rows)], [row["mse"] for row in reversed(rows)], color="tab:blue")
+    rows = tabulate(folder)[::-1]
+    figure, axes = pyplot().subplots(figsize=(6, 2.4), layout="constrained")
+    axes.barh([row["model"] for row in rows], [row["mse"] for row in rows], color="tab:blue")
     axes.axvline(read_rows(folder / "models.jsonl")[0]["task"]["noise"], color="grey", linestyle=":")
     axes.set(xscale="log", xlabel="test MSE (dotted: the noise alone)")
-    return saved(fig, image)
+    return save_figure(figure, image)
+
+
+STUDY = Study("vectors", {"full": (FULL,), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw)

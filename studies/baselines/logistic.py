@@ -1,0 +1,80 @@
+"""One logistic output per label: the network that multi-label classification usually begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from dsokr.losses import Objective
+from dsokr.metrics import f1
+from dsokr.regressors import Fitted, Neural, Training
+from dsokr.regressors.networks.base import NetworkFactory, Standardized
+from studies.baselines.regression import CPU, as_targets
+
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy(Objective):
+    """Σ_l log(1 + exp(−s_l z_l)) with s_l = 1 for the labels of a set and −1 for others, as a mean over pairs.
+
+    >>> BinaryCrossEntropy().mean(torch.zeros(3, 1), torch.ones(3, 1), torch.zeros(3))
+    tensor(0.6931)
+    """
+
+    def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(z, target, reduction="sum") / len(z)
+
+
+@dataclass
+class LabelNetwork:
+    """min over W of the mean of −log p_W(y | x), with p_W(y | x) = Π_l σ(g_W(x)_l)^{y_l} (1 − σ(g_W(x)_l))^{1 − y_l}.
+
+    With validation pairs, the epoch is the one with the best example-based F1 over all thresholds.
+
+    >>> from dsokr import networks
+    >>> X = np.linspace(-1, 1, 64)[:, None]
+    >>> model = LabelNetwork(networks.MLP(()), Training(20, learning_rate=0.1, progress=False), seed=0)
+    >>> model.fit(X, np.hstack([X > 0, X < 0])).decide(model.probabilities(np.array([[-0.8], [0.8]])), 0.5)
+    array([[False,  True],
+           [ True, False]])
+    """
+
+    network: NetworkFactory
+    training: Training
+    seed: int
+    fitted: Fitted = field(init=False)
+    never_empty: bool = field(init=False)  # whether every training set has a label
+
+    def fit(self, X: np.ndarray, Y: np.ndarray, validation: tuple[Any, Any] | None = None) -> LabelNetwork:
+        self.never_empty = bool(Y.any(axis=1).all())
+        frequent, ones = torch.from_numpy(Y.sum(axis=0)), torch.ones(Y.shape[1])
+        log_odds = torch.log((frequent + 0.5) / (len(Y) - frequent + 0.5)).float()  # where the network starts
+        training = replace(self.training, standardize=False)
+        regressor = Neural(lambda p: Standardized(self.network(p), log_odds, ones), BinaryCrossEntropy(), training)
+        held_out, score = None, None
+        if validation is not None:
+            held_out = validation[0], as_targets(validation[1])
+            score = lambda z: self.best_threshold(z.sigmoid().numpy(), validation[1])[0]  # noqa: E731
+        self.fitted = regressor.fit(X, as_targets(Y), held_out, seed=self.seed, device=CPU, score=score)
+        return self
+
+    def probabilities(self, X: np.ndarray) -> np.ndarray:  # (n, labels)
+        """σ(g(x)), of every label by itself."""
+        return self.fitted.predict(X).sigmoid().numpy()
+
+    def decide(self, probabilities: np.ndarray, threshold: float) -> np.ndarray:  # (n, labels) of bool
+        """The labels above the threshold; also the likeliest one, if no training set is empty."""
+        sets = probabilities > threshold
+        if self.never_empty:
+            np.put_along_axis(sets, probabilities.argmax(axis=1)[:, None], True, axis=1)
+        return sets
+
+    def best_threshold(self, probabilities: np.ndarray, Y: np.ndarray) -> tuple[float, float]:
+        """The best F1 on these pairs, and the threshold that gives it."""
+        return max((f1(self.decide(probabilities, t), Y), t) for t in THRESHOLDS)
