@@ -58,7 +58,7 @@ class Results:
         return self.record_all([key], lambda: [measure()])[0]
 
     def record_all(self, keys: Sequence[Row], measure: Callable[[], Iterable[Row]]) -> list[Row]:
-        """Return the rows with these keys. If any is unknown, all are measured, and each new one is appended at once."""
+        """Return the rows with these keys; if any is unknown, measure all and append the new ones as they come."""
         if not self.has(*keys):
             for key, measured in zip(keys, measure(), strict=True):
                 if self.find(key) is None:

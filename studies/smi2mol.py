@@ -1,178 +1,90 @@
-"""Table 1 and Figure 2 of the paper: from SMILES to molecular graphs on QM9, and past them.
+"""Table 1 and Figure 2 of the paper: from SMILES to molecular graphs on QM9, and beyond them.
 
-    dsokr reproduce smi2mol --data-dir FOLDER
+    python -m studies smi2mol --data-dir FOLDER
 
-Two models a split. The paper's: the Weisfeiler-Lehman subtree kernel, 3,200 anchors, the best training molecule by the
-paper's rule, the epoch chosen by the edit distance on the validation molecules. And ours: a sum of kernels that goes
-along with the edit distance better, the best 2,048 directions of a larger sketch, the rule chosen on validation; its
-coefficients are also decoded by a search of all molecules, not of a list.
+Two models per split. The paper's: the Weisfeiler-Lehman subtree kernel, 3,200 anchors, the best training molecule by
+the paper's rule, the epoch chosen by the edit distance on the validation molecules. And ours: a sum of kernels that
+agrees better with the edit distance, the best 2,048 directions of a larger sketch, the rule chosen on validation; its
+coefficients are also decoded by a search over all molecules instead of a list.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback
-from torch import Generator, Tensor
+from torch import Generator
 
 from dsokr import sketches
-from dsokr.basis import RULES, SketchedBasis, sketch_span
-from studies.data.smi2mol import SMI2Mol, smi2mol
-from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, GraphSearch
-from dsokr.estimator import DSOKR
-from studies.results import MEASURED, Results, Row
-from studies.smi2mol_baselines import Run, ile_fgw, nnbary_fgw, sisokr
-from dsokr.graphs import GraphBatch
-from dsokr.kernels import NSPD, Core, Kernel, ShortestPath, WeisfeilerLehman
+from dsokr.basis import SketchedBasis, sketch_span
+from dsokr.decoders import Candidates, EmbeddedOutputs
+from dsokr.graphs import Graph, GraphBatch
+from dsokr.kernels import Kernel
 from dsokr.metrics import edit_distance
 from dsokr.regressors.networks import CharTransformer
-from dsokr.regressors.training import Training
-from dsokr.graphs import Graph
-
-Say = Callable[[str], None]
-Baseline = Callable[..., Run | None]  # (split, its seed, known=)
-
-BASELINES: tuple[Baseline, ...] = (sisokr, ile_fgw, nnbary_fgw)
-
-WL = WeisfeilerLehman(3).normalized()
-WL_EDGES = WeisfeilerLehman(3, edge_labels=True).normalized()
-WL_SHORT = WeisfeilerLehman(2, edge_labels=True).normalized()
-PATHS, LENGTHS = ShortestPath().normalized(), ShortestPath(labels=False).normalized()
-
-PAPERS_KERNELS = {"WL-VH": WL, "CORE-WL": Core(WeisfeilerLehman(3)).normalized(), "NSPD": NSPD(3, 4).normalized()}
-MORE_KERNELS = {
-    "WL with edge labels": WL_EDGES,
-    "shortest paths": PATHS,
-    "WL + WL with edge labels": WL + WL_SHORT,
-    "WL + WL with edge labels + paths": WL + WL_SHORT + PATHS,
-    "WL + WL with edge labels + paths + 10 lengths": WL + WL_SHORT + PATHS + 10.0 * LENGTHS,
-    "WL + WL with edge labels + 10 lengths": WL + WL_EDGES + 10.0 * LENGTHS,
-}
-KERNELS: dict[str, Kernel] = PAPERS_KERNELS | MORE_KERNELS
-
-
-def negative_edit_distance(predicted: GraphBatch, true: GraphBatch) -> float:
-    """What early stopping watches, better when larger."""
-    return -edit_distance(predicted, true).mean().item()
-
-
-@dataclass(frozen=True)
-class Model:
-    """What is trained, and the decoders tried on it. Of several decoders the best on validation is ``selected``."""
-
-    name: str
-    kernel: str
-    sketch: sketches.SketchSpec
-    dim: int | None
-    training: Training
-    decoders: dict[str, tuple[Decoder, ...]]
-    network: CharTransformer
-    n_train: int | None = None  # of the training molecules, the first; None: all
-
-
-TRAINING = Training(
-    epochs=40,
-    batch_size=512,
-    learning_rate=1e-3,
-    optimizer="adamw",
-    weight_decay=0.01,
-    schedule="linear",
-    warmup_steps=500,
-    gradient_clip=1.0,
-    precision="bf16-mixed",
-    compile="reduce-overhead",
-    patience=None,
+from dsokr.rules import RULES, Rule
+from studies.data.smi2mol import SMI2Mol, load_smi2mol
+from studies.plots import pyplot, save_figure
+from studies.results import Row, mean_and_sd, read_rows
+from studies.smi2mol_baselines import (
+    Baseline,
+    KernelBarycenterBaseline,
+    NetworkBarycenterBaseline,
+    SketchedRidgeBaseline,
 )
-LARGE = CharTransformer(layers=6, width=512, dropout=0.0, longest=64)
-EVERY_RULE = tuple(Candidates(rule) for rule in RULES)
-PAPERS = Model(
-    "paper's protocol",
-    "WL-VH",
-    sketches.SubSample(3200),
-    None,
-    replace(TRAINING, monitor=negative_edit_distance, check_every=2),
-    {"paper's rule": (Candidates("kernel"),), "Candidates": EVERY_RULE},
-    LARGE,
-)
-OURS = Model(
-    "ours",
-    "WL + WL with edge labels + paths + 10 lengths",
-    sketches.SubSample(4000),
-    2048,
-    TRAINING,
-    {"Candidates": EVERY_RULE, "GraphSearch": tuple(GraphSearch(rule=rule) for rule in RULES)},
-    LARGE,
-)
-FEW = replace(  # as many molecules as NNBary-FGW can afford
+from studies.smi2mol_models import (
+    FEW,
+    KERNELS,
     OURS,
-    name="ours, few molecules",
-    sketch=sketches.SubSample(1500),
-    dim=512,
-    training=replace(
-        TRAINING, epochs=100, batch_size=32, warmup_steps=200, precision="32-true", compile=False, learning_rate=5e-4
-    ),
-    network=CharTransformer(layers=2, width=128, heads=4, dropout=0.1, longest=64),
-    n_train=1500,
+    PAPERS,
+    PAPERS_KERNELS,
+    MoleculeModel,
+    choose_decoder,
+    decode,
+    fit_model,
+    measure_distances,
+    shrink,
 )
+from studies.study import Session, Study
 
 
 @dataclass(frozen=True)
-class Study:
-    """What is run."""
-
-    models: tuple[Model, ...] = (PAPERS, OURS, FEW)
+class Smi2MolConfig:
+    models: tuple[MoleculeModel, ...] = (PAPERS, OURS, FEW)
     splits: tuple[int, ...] = (0, 1, 2, 3, 4)
     sizes: tuple[int, ...] = (100, 200, 400, 800, 1600, 3200, 6400)
     kernel_size: int = 3200  # of the sketch with which kernels are compared
-    baselines: tuple[Baseline, ...] = BASELINES
+    baselines: tuple[Baseline, ...] = (
+        SketchedRidgeBaseline(),
+        KernelBarycenterBaseline(),
+        NetworkBarycenterBaseline(),
+    )
     n_train: int | None = None  # None: all
     nearest: int = 200  # training molecules among which the best one is looked for
-    drawn: int = 12  # test molecules of the last split, spread over all sizes, whose predictions are kept for the page
+    drawn: int = 12  # test molecules of the last split, spread over all sizes, whose predictions are kept
 
 
-FULL = Study()
-_ON_A_CPU = {"epochs": 30, "batch_size": 64, "precision": "32-true", "compile": False}
-REDUCED = Study(  # an hour or two on two cores
-    models=tuple(
-        replace(
-            model,
-            sketch=sketches.SubSample(1500),
-            dim=None if model.dim is None else 512,
-            training=replace(model.training, **_ON_A_CPU),  # type: ignore[arg-type] # names of fields
-            network=CharTransformer(layers=3, width=128, dropout=0.0, longest=64),
-        )
-        for model in (PAPERS, OURS)
-    ),
+FULL = Smi2MolConfig()
+SMALL, TINY = (CharTransformer(layers, width, dropout=0.0, longest=64) for layers, width in ((3, 128), (2, 64)))
+REDUCED = Smi2MolConfig(  # an hour or two on two cores
+    models=tuple(shrink(model, 1500, 512, SMALL, epochs=30) for model in (PAPERS, OURS)),
     splits=(0,),
     sizes=(100, 400, 1600),
     kernel_size=1600,
     n_train=20_000,
 )
-_FEW_STEPS = {"epochs": 2, "batch_size": 64, "precision": "32-true", "compile": False, "warmup_steps": 4}
-QUICK = Study(
-    models=tuple(
-        replace(
-            model,
-            sketch=sketches.SubSample(100),
-            dim=None if model.dim is None else 60,
-            training=replace(model.training, **_FEW_STEPS),  # type: ignore[arg-type] # names of fields
-            network=CharTransformer(layers=2, width=64, dropout=0.0, longest=64),
-            n_train=None,
-        )
-        for model in (PAPERS, OURS)
-    ),
+QUICK = Smi2MolConfig(
+    models=tuple(shrink(model, 100, 60, TINY, epochs=2, warmup_steps=4) for model in (PAPERS, OURS)),
     baselines=(
-        partial(sisokr, input_size=100, size=100),
-        partial(ile_fgw, input_size=100, grid={"neighbors": (5,)}, n_choose=20, n_test=20),
-        partial(nnbary_fgw, n_train=20, epochs=1, n_choose=20, n_test=20, grid={"trade_off": (0.5,)}),
+        SketchedRidgeBaseline(input_size=100, size=100),
+        KernelBarycenterBaseline(input_size=100, grid={"neighbors": (5,)}, n_choose=20, n_test=20),
+        NetworkBarycenterBaseline(n_train=20, epochs=1, n_choose=20, n_test=20, grid={"trade_off": (0.5,)}),
     ),
     splits=(0,),
     sizes=(50, 100),
@@ -182,154 +94,108 @@ QUICK = Study(
 )
 
 
-def run(study: Study, folder: Path, data: str | Path | None, device: torch.device, say: Say = print) -> None:
-    """Compute what ``folder`` does not hold yet: Perfect h, the kernels compared, our models and the baselines."""
-    for number in study.splits:
-        split = cut(smi2mol(data, number), study.n_train)
-        if number == study.splits[0]:
-            compare_sizes(study, split, folder, device, say)
-            compare_kernels(study, split, folder, device, say)
-        if number == study.splits[-1]:
-            keep_truth(study, split, folder)
-        find_floor(study, split, number, folder, device, say)
-        for model in study.models:
-            train_and_test(study, model, cut(split, model.n_train), number, folder, device, say)
-        for baseline in study.baselines:
-            compare_with(study, baseline, split, number, folder, say)
+def run(config: Smi2MolConfig, session: Session) -> None:
+    """Compute what is missing: Perfect h, the comparison of kernels, our models and the baselines."""
+    for number in config.splits:
+        split = load_smi2mol(session.data, number).cut(config.n_train)
+        if number == config.splits[0]:
+            compare_sizes(config, split, session)
+            compare_kernels(config, split, session)
+        if number == config.splits[-1]:
+            keep_truth(config, split, session)
+        measure_floor(config, split, number, session)
+        for model in config.models:
+            run_model(config, model, split.cut(model.n_train), number, session)
+        for baseline in config.baselines:
+            run_baseline(config, baseline, split, number, session)
 
 
-def cut(split: SMI2Mol, n_train: int | None) -> SMI2Mol:
-    """With the first training molecules only; None keeps all."""
-    return split if n_train is None else replace(split, train=split.train.rows(np.arange(n_train)))
-
-
-def _asked(split: SMI2Mol, number: int) -> Row:
+def make_key(split: SMI2Mol, number: int) -> Row:
     return {"experiment": "smi2mol", "split": number, "n_train": len(split.train.smiles)}
 
 
-def keep_truth(study: Study, split: SMI2Mol, folder: Path) -> None:
-    """What the predictions that are drawn are compared with."""
-    row = {"experiment": "smi2mol", "split": study.splits[-1], "method": "truth"}
-    rows = _spread(len(split.test.smiles), study.drawn)
-    kept = _drawn(split.test.graphs, study.drawn)["metrics"] | {"smiles": [split.test.smiles[i] for i in rows]}
-    Results(folder / "predictions.jsonl").add(row, {"metrics": kept})
+def keep_truth(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
+    """Keep the true graphs of the predictions that are drawn."""
+    key = {"experiment": "smi2mol", "split": config.splits[-1], "method": "truth"}
+    smiles = [split.test.smiles[i] for i in _spread(len(split.test.smiles), config.drawn)]
+    metrics = keep_graphs(split.test.graphs, config.drawn)["metrics"] | {"smiles": smiles}
+    session.results("predictions").record(key, lambda: {"metrics": metrics})
 
 
-def compare_sizes(study: Study, split: SMI2Mol, folder: Path, device: torch.device, say: Say) -> None:
+def compare_sizes(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
     """Figure 2: the edit distance of Perfect h against the sketch size, by the paper's rule and by the others."""
-    results = Results(folder / "perfect_h.jsonl")
     for name, kernel in PAPERS_KERNELS.items():
-        rows = [
-            _asked(split, study.splits[0])
-            | {"method": "perfect_h", "kernel": name, "sketch": "SubSample", "m": m, "rule": rule, "seed": 0}
-            for m in study.sizes
-            for rule in RULES
-        ]
-        if all(results.find(row) for row in rows):
-            continue
-        largest = sketches.SubSample(max(study.sizes))
-        span = sketch_span(kernel, split.train.graphs, largest, generator=Generator().manual_seed(0), device=device)
-        for m in study.sizes:
-            perfect = Perfect.of(span.basis(m), split)
-            for row in rows:
-                if row["m"] == m:
-                    results.record(row, partial(perfect.measured, row["rule"]))
-            say(f"Perfect h, {name}, m = {m}: {perfect.measured('kernel')['metrics']['ged_edge_labels']:.3f}")
+        key = make_key(split, config.splits[0]) | {"method": "perfect_h", "kernel": name, "sketch": "SubSample"}
+        keys = [key | {"m": m, "rule": rule, "seed": 0} for m in config.sizes for rule in RULES]
+
+        def measure(kernel: Kernel = kernel, name: str = name) -> Iterator[Row]:
+            largest, generator = sketches.SubSample(max(config.sizes)), Generator().manual_seed(0)
+            span = sketch_span(kernel, split.train.graphs, largest, generator=generator, device=session.device)
+            for m in config.sizes:
+                rows = list(measure_perfect_h(span.basis(m), split, RULES))
+                session.say(f"Perfect h, {name}, m = {m}: {rows[0]['metrics']['ged_edge_labels']:.3f}")
+                yield from rows
+
+        session.results("perfect_h").record_all(keys, measure)
 
 
-def compare_kernels(study: Study, split: SMI2Mol, folder: Path, device: torch.device, say: Say) -> None:
-    """Which kernel goes along with the edit distance? Perfect h at one size, for all of them."""
-    results = Results(folder / "kernels.jsonl")
+def measure_perfect_h(basis: SketchedBasis, split: SMI2Mol, rules: Sequence[Rule]) -> Iterator[Row]:
+    """Decode the validation molecules from their true coordinates, by every rule."""
+    known, z = EmbeddedOutputs(basis, split.train.graphs), basis.embed(split.val.graphs)
+    for rule in rules:
+        predicted = Candidates(rule).decode(basis, z, known).outputs
+        yield {"metrics": measure_distances(predicted, split.val.graphs)}
+
+
+def compare_kernels(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
+    """Which kernel agrees best with the edit distance? Perfect h at one size, for all of them."""
+    sketch = sketches.SubSample(config.kernel_size)
     for name, kernel in KERNELS.items():
-        row = _asked(split, study.splits[0]) | {
+        key = make_key(split, config.splits[0]) | {
             "method": "perfect_h",
             "kernel": name,
             "formula": str(kernel),
             "sketch": "SubSample",
-            "m": study.kernel_size,
+            "m": config.kernel_size,
             "rule": "projected",
             "seed": 0,
         }
-        if results.find(row) is None:
+
+        def measure(kernel: Kernel = kernel) -> Row:
             generator = Generator().manual_seed(0)
-            sketch = sketches.SubSample(study.kernel_size)
-            span = sketch_span(kernel, split.train.graphs, sketch, generator=generator, device=device)
-            measured = Perfect.of(span.basis(), split).measured("projected")
-            results.add(row, measured)
-            metrics = measured["metrics"]
-            say(f"kernel {name}: {metrics['ged']:.3f} / {metrics['ged_edge_labels']:.3f} with true coordinates")
+            span = sketch_span(kernel, split.train.graphs, sketch, generator=generator, device=session.device)
+            return next(measure_perfect_h(span.basis(), split, ["projected"]))
+
+        m = session.results("kernels").record(key, measure)["metrics"]
+        session.say(f"kernel {name}: {m['ged']:.3f} / {m['ged_edge_labels']:.3f} with true coordinates")
 
 
-def find_floor(study: Study, split: SMI2Mol, number: int, folder: Path, device: torch.device, say: Say) -> None:
+def measure_floor(config: Smi2MolConfig, split: SMI2Mol, number: int, session: Session) -> None:
     """How near the best training molecule is: the floor of any list of candidates, or very little above it.
 
-    The edit distance to all of them would take hours a split; it is computed to those that are nearest by the kernel.
+    The edit distance to all of them would take hours per split; it is computed to the nearest ones by the kernel.
     """
-    row = _asked(split, number) | {"method": "floor", "kernel": OURS.kernel, "nearest": study.nearest}
+    key = make_key(split, number) | {"method": "floor", "kernel": OURS.kernel, "nearest": config.nearest}
 
     def measure() -> Row:
         generator, sketch = Generator().manual_seed(0), sketches.SubSample(min(1000, len(split.train.smiles)))
-        span = sketch_span(KERNELS[OURS.kernel], split.train.graphs, sketch, generator=generator, device=device)
-        basis = span.basis()
-        z = basis.embed(split.test.graphs)
-        places = EmbeddedOutputs(basis, split.train.graphs).top(z, study.nearest, "projected").indices.cpu().numpy()
-        found = {}
+        train, test = split.train.graphs, split.test.graphs
+        basis = sketch_span(KERNELS[OURS.kernel], train, sketch, generator=generator, device=session.device).basis()
+        nearest = EmbeddedOutputs(basis, train).top(basis.embed(test), config.nearest, "projected").indices.cpu()
+        floor = {}
         for name, labels in (("ged", False), ("ged_edge_labels", True)):
-            columns = (edit_distance(split.train.graphs[at], split.test.graphs, edge_labels=labels) for at in places.T)
-            found[name] = torch.stack(list(columns)).amin(dim=0).mean().item()
-        return {"metrics": found}
+            columns = [edit_distance(train[at], test, edge_labels=labels) for at in nearest.T.numpy()]
+            floor[name] = torch.stack(columns).amin(dim=0).mean().item()
+        return {"metrics": floor}
 
-    found = Results(folder / "floor.jsonl").record(row, measure)["metrics"]
-    said = f"{found['ged']:.3f} without and {found['ged_edge_labels']:.3f} with edge labels"
-    say(f"split {number}, best training molecule: GED {said}")
-
-
-@dataclass(frozen=True, eq=False)
-class Perfect:
-    """The validation molecules decoded from their true coordinates."""
-
-    basis: SketchedBasis
-    known: EmbeddedOutputs
-    z: Tensor
-    true: GraphBatch
-
-    @staticmethod
-    def of(basis: SketchedBasis, split: SMI2Mol) -> Perfect:
-        known = EmbeddedOutputs(basis, split.train.graphs)
-        return Perfect(basis, known, basis.embed(split.val.graphs), split.val.graphs)
-
-    def measured(self, rule: Any) -> Row:
-        return {"metrics": distances(Candidates(rule).decode(self.basis, self.z, self.known).outputs, self.true)}
+    m = session.results("floor").record(key, measure)["metrics"]
+    distances = f"{m['ged']:.3f} without and {m['ged_edge_labels']:.3f} with edge labels"
+    session.say(f"split {number}, best training molecule: GED {distances}")
 
 
-def distances(predicted: GraphBatch, true: GraphBatch) -> dict[str, float]:
-    """The mean edit distances, and the share of molecules that are exactly right."""
-    without, labelled = (edit_distance(predicted, true, edge_labels=labels) for labels in (False, True))
-    return {
-        "ged": without.mean().item(),
-        "ged_edge_labels": labelled.mean().item(),
-        "exact": (labelled == 0).double().mean().item(),
-    }
-
-
-class Clock(Callback):
-    """When training began and ended, within a fit."""
-
-    began = ended = 0.0
-
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.began = time.perf_counter()
-
-    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.ended = time.perf_counter()
-
-
-def train_and_test(
-    study: Study, model: Model, split: SMI2Mol, number: int, folder: Path, device: torch.device, say: Say
-) -> None:
-    """One model of one split, and a row for every decoder."""
-    results, pictures = Results(folder / "models.jsonl"), Results(folder / "predictions.jsonl")
-    asked = _asked(split, number) | {
+def run_model(config: Smi2MolConfig, model: MoleculeModel, split: SMI2Mol, number: int, session: Session) -> None:
+    """Train one model on one split, and record a row for every decoder."""
+    key = make_key(split, number) | {
         "method": "dsokr",
         "model": model.name,
         "kernel": model.kernel,
@@ -339,98 +205,152 @@ def train_and_test(
         "epochs": model.training.epochs,
         "seed": number,
     }
-    rows = {name: asked | {"decoder": name, "selected": len(tried) > 1} for name, tried in model.decoders.items()}
-    if all(results.find(row) for row in rows.values()):
-        return
-    start = time.perf_counter()
-    clock, estimator = Clock(), _estimator(model, number, device)
-    estimator.training = replace(model.training, trainer={"callbacks": [clock]})
-    estimator.fit(split.train.smiles, split.train.graphs, validation=(split.val.smiles, split.val.graphs))
-    seconds = {
-        "basis": clock.began - start,
-        "training": clock.ended - clock.began,
-        "settling": time.perf_counter() - clock.ended,
-    }
-    say(
-        f"split {number}, {model.name}: trained in {clock.ended - clock.began:.0f} s, best epoch "
-        f"{estimator.history_.best_epoch}, validation loss {min(estimator.history_['val_loss']):.4f}"
-    )
-    for name, row in rows.items():
-        outcome = Outcome.of(estimator, model.decoders[name], split)
-        measured = {
-            "chosen": {"rule": outcome.decoder.scoring_rule()},
-            "metrics": outcome.metrics | {"best_epoch": estimator.history_.best_epoch},
-            "seconds": seconds | {"decoding": outcome.seconds},
-        }
-        results.add(row, measured)
-        if number == study.splits[-1]:
-            pictures.record(row, partial(_drawn, outcome.predicted, study.drawn))
-        m = outcome.metrics
-        say(
-            f"split {number}, {model.name}, {name} by {outcome.decoder.scoring_rule()}: GED {m['ged']:.3f} without and "
-            f"{m['ged_edge_labels']:.3f} with edge labels, {m['exact']:.1%} exact, {outcome.seconds:.1f} s"
+    keys = [key | {"decoder": name, "selected": len(tried) > 1} for name, tried in model.decoders.items()]
+    session.results("models").record_all(keys, partial(measure_model, config, model, split, keys, session))
+
+
+def measure_model(
+    config: Smi2MolConfig, model: MoleculeModel, split: SMI2Mol, keys: list[Row], session: Session
+) -> Iterator[Row]:
+    estimator, seconds = fit_model(model, split, keys[0]["seed"], session.device)
+    history = estimator.history_
+    prefix = f"split {keys[0]['split']}, {model.name}"
+    losses = f"best epoch {history.best_epoch}, validation loss {min(history['val_loss']):.4f}"
+    session.say(f"{prefix}: trained in {seconds['training']:.0f} s, {losses}")
+    for key in keys:
+        decoder, metrics = choose_decoder(estimator, model.decoders[key["decoder"]], split)
+        start = time.perf_counter()
+        predicted = decode(estimator, decoder, split.test.smiles)
+        seconds["decoding"] = time.perf_counter() - start
+        metrics |= measure_distances(predicted, split.test.graphs) | {"best_epoch": history.best_epoch}
+        if key["split"] == config.splits[-1]:
+            session.results("predictions").record(key, partial(keep_graphs, predicted, config.drawn))
+        distances = f"GED {metrics['ged']:.3f} without and {metrics['ged_edge_labels']:.3f} with edge labels"
+        session.say(
+            f"{prefix}, {key['decoder']} by {decoder.scoring_rule()}: {distances}, {metrics['exact']:.1%} exact"
         )
+        yield {"chosen": {"rule": decoder.scoring_rule()}, "metrics": metrics, "seconds": dict(seconds)}
 
 
 def _spread(n: int, count: int) -> list[int]:
-    """Rows over the whole range: QM9 is ordered by size, and so are the molecules of a split."""
+    """Positions over the whole range: QM9 is ordered by size, and so are the molecules of a split."""
     return np.linspace(0, n - 1, count).astype(int).tolist()
 
 
-def _drawn(predicted: GraphBatch | Sequence[Graph], count: int) -> Row:
-    """A few of the predictions as plain lists, for a page of pictures."""
+def keep_graphs(predicted: GraphBatch | Sequence[Graph], count: int) -> Row:
+    """A few of the predictions as plain lists, to be drawn."""
     graphs = [predicted[i] for i in _spread(len(predicted), count)]
     return {"metrics": {"graphs": [[list(g.labels), [list(e) for e in g.edges]] for g in graphs]}}
 
 
-def compare_with(study: Study, baseline: Baseline, split: SMI2Mol, number: int, folder: Path, say: Say) -> None:
-    """One baseline on one split; it chooses what is open on the validation molecules itself."""
-    results, pictures = Results(folder / "baselines.jsonl"), Results(folder / "predictions.jsonl")
-    task = {"experiment": "smi2mol", "split": number}
-    outcome = baseline(split, number, known=lambda asked: results.find(task | asked) is not None)
-    if outcome is None:
-        return
-    row, predicted = outcome
-    asked = task | {k: v for k, v in row.items() if k not in MEASURED}
-    results.add(asked, {k: v for k, v in row.items() if k in MEASURED})
-    if number == study.splits[-1]:
-        pictures.record(asked, partial(_drawn, predicted, study.drawn))
-    say(f"split {number}, {row['method']}: GED {row['metrics']['ged']:.3f} without edge labels")
+def run_baseline(config: Smi2MolConfig, baseline: Baseline, split: SMI2Mol, number: int, session: Session) -> None:
+    """Fit and test one baseline on one split."""
+    key = {"experiment": "smi2mol", "split": number} | baseline.key(split, number)
+
+    def measure() -> Row:
+        row, predicted = baseline.measure(split, number)
+        if number == config.splits[-1]:
+            session.results("predictions").record(key, partial(keep_graphs, predicted, config.drawn))
+        return row
+
+    row = session.results("baselines").record(key, measure)
+    session.say(f"split {number}, {row['method']}: GED {row['metrics']['ged']:.3f} without edge labels")
 
 
-def _estimator(model: Model, number: int, device: torch.device) -> DSOKR:
-    return DSOKR(
-        KERNELS[model.kernel],
-        model.sketch,
-        model.network,
-        dim=model.dim,
-        decoder=Candidates("kernel"),  # for early stopping; the others are tried on the trained model
-        random_state=number,
-        device=str(device),
-    )
+METHODS = {  # names of rows in the table, in its order
+    ("floor", None, None): "best training molecule",
+    ("nnbary_fgw", None, None): "NNBary-FGW",
+    ("sisokr", None, None): "SISOKR",
+    ("ile_fgw", None, None): "Sketched ILE-FGW",
+    ("dsokr", "paper's protocol", "paper's rule"): "DSOKR, paper's kernel and rule",
+    ("dsokr", "paper's protocol", "Candidates"): "DSOKR, paper's kernel, best rule",
+    ("dsokr", "ours", "Candidates"): "DSOKR, sum of kernels, best rule",
+    ("dsokr", "ours", "GraphSearch"): "DSOKR, sum of kernels, GraphSearch",
+    ("dsokr", "ours, few molecules", "Candidates"): "DSOKR, sum of kernels, best rule, few molecules",
+    ("dsokr", "ours, few molecules", "GraphSearch"): "DSOKR, sum of kernels, GraphSearch, few molecules",
+}
+PAPER: tuple[Row, ...] = (  # Table 1 as printed there
+    {"name": "NNBary-FGW (paper)", "ged": (5.115, 0.129)},
+    {"name": "SISOKR (paper)", "ged": (3.330, 0.080), "ged_edge_labels": (4.192, 0.109)},
+    {"name": "Sketched ILE-FGW (paper)", "ged": (2.998, 0.253)},
+    {"name": "DSOKR (paper)", "ged": (1.951, 0.074), "ged_edge_labels": (2.960, 0.079)},
+)
+NO_EDGE_LABELS = ("nnbary_fgw", "ile_fgw")  # predict none, so that only the other distance is meaningful
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The decoder that does best on validation, what it predicts for the test molecules, and in what time."""
-
-    decoder: Decoder
-    predicted: GraphBatch
-    metrics: dict[str, float]
-    seconds: float
-
-    @staticmethod
-    def of(model: DSOKR, decoders: tuple[Decoder, ...], split: SMI2Mol) -> Outcome:
-        z_val, z = model.coefficients(split.val.smiles), model.coefficients(split.test.smiles)
-        on_val = [distances(_decoded(model, decoder, z_val), split.val.graphs) for decoder in decoders]
-        best = min(range(len(decoders)), key=lambda i: on_val[i]["ged"] + on_val[i]["ged_edge_labels"])
-        start = time.perf_counter()
-        predicted = _decoded(model, decoders[best], z)
-        seconds = time.perf_counter() - start
-        metrics = distances(predicted, split.test.graphs)
-        metrics |= {f"val_{name}": value for name, value in on_val[best].items()}
-        return Outcome(decoders[best], predicted, metrics, seconds)
+def identify_method(row: Row) -> tuple[str, str | None, str | None]:
+    return row["method"], row.get("model"), row.get("decoder")
 
 
-def _decoded(model: DSOKR, decoder: Decoder, z: Tensor) -> GraphBatch:
-    return GraphBatch.of(decoder.decode(model.basis_, z, model.known_).outputs)
+def tabulate(folder: Path) -> list[Row]:
+    """The paper's rows, then ours: mean and standard deviation over the splits."""
+    rows = [row for name in ("floor", "baselines", "models") for row in read_rows(folder / f"{name}.jsonl")]
+    table = list(PAPER)
+    for method, name in METHODS.items():
+        own = [row for row in rows if identify_method(row) == method]
+        metrics = ("ged",) if method[0] in NO_EDGE_LABELS else ("ged", "ged_edge_labels", "exact")
+        if own:
+            spread = {m: mean_and_sd(row["metrics"][m] for row in own) for m in metrics if m in own[0]["metrics"]}
+            table.append({"name": name, "splits": len(own), "n_train": own[0]["n_train"]} | spread)
+    return table
+
+
+def _format_spread(spread: tuple[float, float]) -> str:
+    return f"{spread[0]:.3f} ± {spread[1]:.3f}" if spread[1] else f"{spread[0]:.3f}"
+
+
+COLUMNS = {
+    "method": "{name}",
+    "training molecules": "{n_train:,}",
+    "splits": "{splits}",
+    "GED without edge labels": lambda row: _format_spread(row["ged"]),
+    "GED with edge labels": lambda row: _format_spread(row["ged_edge_labels"]),
+    "exact": "{exact[0]:.1%}",
+}
+
+
+def draw(folder: Path, image: Path) -> Path:
+    """Figure 2: the edit distance of Perfect h against the sketch size, by the three decoding rules."""
+    rows = read_rows(folder / "perfect_h.jsonl")
+    figure, grid = pyplot().subplots(1, len(PAPERS_KERNELS), figsize=(11, 3.3), layout="constrained", sharey=True)
+    for axes, kernel in zip(grid, PAPERS_KERNELS, strict=True):
+        for rule, label in (("kernel", "the paper's rule"), ("projected", "projected"), ("cosine", "cosine")):
+            own = [row for row in rows if (row["kernel"], row["rule"]) == (kernel, rule)]
+            points = sorted((row["m"], row["metrics"]["ged_edge_labels"]) for row in own)
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+        axes.set(title=kernel, xlabel="sketch size m", xscale="log")
+        axes.grid(alpha=0.3)
+    grid[0].set_ylabel("GED with edge labels")
+    grid[0].legend(frameon=False)
+    return save_figure(figure, image)
+
+
+def draw_predictions(folder: Path, image: Path, count: int = 8) -> Path:
+    """Test molecules of the last split, small to large: every method's prediction and its distance, and the truth."""
+    from dsokr import chem  # RDKit is needed here only
+
+    rows = {identify_method(row): row["metrics"] for row in read_rows(folder / "predictions.jsonl")}
+    truth = rows["truth", None, None]
+    names = {method: name for method, name in METHODS.items() if method in rows and "few" not in name}
+    molecules, legends = [], []
+    last = len(truth["graphs"]) - 1
+    for i in sorted({round(k * last / max(1, count - 1)) for k in range(count)}):
+        true = _read_graph(truth["graphs"][i])
+        for method, name in names.items():
+            predicted = _read_graph(rows[method]["graphs"][i])
+            molecules.append(predicted)
+            short = name.replace("DSOKR, ", "").replace("Sketched ", "").replace("sum of kernels", "sum")
+            legends.append(f"{short}: {edit_distance(predicted, [true]).item():g}")
+        molecules.append(true)
+        legends.append(f"true: {truth['smiles'][i]}")
+    image.parent.mkdir(parents=True, exist_ok=True)
+    image.write_bytes(chem.draw_png(molecules, legends, columns=len(names) + 1, size=(200, 190)))
+    return image
+
+
+def _read_graph(plain: list[Any]) -> Graph:
+    labels, edges = plain
+    return Graph(tuple(labels), tuple(map(tuple, edges)))
+
+
+STUDY = Study("smi2mol", {"full": (FULL,), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw)

@@ -15,6 +15,7 @@ from dsokr.files import lock_folder
 from studies.results import Columns, Results, Row
 
 Size = Literal["full", "reduced", "quick"]
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Session:
 
     folder: Path
     data: Path | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     say: Callable[[str], None] = print
 
     def results(self, name: str) -> Results:

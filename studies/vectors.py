@@ -98,9 +98,7 @@ def measure_dsokr(config: VectorsConfig, data: LeastSquaresData, kernel: str, se
         yield {"metrics": metrics, "chosen": {"width": width}, "seconds": dict(clock.seconds)}
 
 
-def choose_width(
-    config: VectorsConfig, data: LeastSquaresData, kernel: str, seed: int
-) -> tuple[DSOKR, float | None]:
+def choose_width(config: VectorsConfig, data: LeastSquaresData, kernel: str, seed: int) -> tuple[DSOKR, float | None]:
     """Fit a model for every width and return the one whose searched answers are best on validation."""
     median = torch.cdist(data.train[1][:500], data.train[1][:500]).square().median().item()
     kernels: dict[float | None, Kernel] = {None: Linear()}

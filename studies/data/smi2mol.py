@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,15 @@ class SMI2Mol:
     train: MoleculePairs
     val: MoleculePairs
     test: MoleculePairs
+
+    def cut(self, n_train: int | None) -> SMI2Mol:
+        """The same with the first training molecules only; None keeps all."""
+        return self if n_train is None else replace(self, train=self.train.rows(np.arange(n_train)))
+
+    def map_smiles(self, change: Callable[[list[str]], list[str]]) -> SMI2Mol:
+        """The same with other strings for the molecules."""
+        parts = (self.train, self.val, self.test)
+        return SMI2Mol(*(MoleculePairs(change(part.smiles), part.graphs) for part in parts))
 
 
 def load_smi2mol(folder: str | Path | None = None, split_seed: int = 0) -> SMI2Mol:
