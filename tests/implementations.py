@@ -1,4 +1,4 @@
-"""Every kernel, sketch, loss and decoder once, with outputs to try them on. A new one is tested by adding a line."""
+"""Every kernel, sketch, loss, regressor and decoder once, with data. A new one is tested by adding a line."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from dsokr import Graph, decoders, kernels, losses, sketches
+from dsokr import Graph, Training, decoders, kernels, losses, networks, sketches
+from dsokr.regressors import KernelRidge, Neural
+from dsokr.rules import RULES
 from studies.data import molecules
 
 
@@ -23,6 +25,10 @@ class Case:
 
 def vectors(n: int) -> torch.Tensor:
     return torch.randn(n, 4, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+
+
+def images(n: int) -> np.ndarray:
+    return np.random.default_rng(n).normal(size=(n, 8, 8)).astype(np.float32)
 
 
 def bits(n: int) -> np.ndarray:
@@ -115,8 +121,49 @@ LOSSES = [
     Case("custom", losses.Custom(torch.log1p), vectors),
 ]
 
+REGRESSORS = [
+    Case("network", Neural(networks.MLP((16,)), training=Training(epochs=3)), vectors),
+    Case("huber loss", Neural(networks.MLP((16,)), losses.Huber(0.5), Training(epochs=3)), vectors),
+    Case("ranked loss", Neural(networks.MLP((16,)), losses.Ranked(), Training(epochs=3)), vectors),
+    Case("convolutions", Neural(networks.CNN((4,), hidden=8), training=Training(epochs=2)), images),
+    Case("characters", Neural(networks.CharTransformer(1, 8, 2), training=Training(epochs=2)), strings),
+    Case("words", Neural(networks.WordBag(width=8, hidden=()), training=Training(epochs=2)), strings),
+    Case("kernel ridge", KernelRidge(kernels.Gaussian(0.3), regularization=1e-3), vectors),
+    Case("sketched kernel ridge", KernelRidge(kernels.NGram((1, 2)), sketches.SubSample(12)), strings),
+    Case("kernel ridge on graphs", KernelRidge(kernels.WeisfeilerLehman(2), sketches.Gaussian(9)), graphs),
+]
+
+
+@dataclass(frozen=True)
+class DecoderCase(Case):
+    """A decoder, and a kernel that it works with."""
+
+    kernel: kernels.Kernel
+
+
+MOLECULES, GAUSSIAN, NGRAMS = decoders.Molecules(max_atoms=6), kernels.Gaussian(0.1), kernels.NGram((1, 2))
 DECODERS = [
-    Case(f"candidates, {rule}", decoders.Candidates(rule), vectors) for rule in ("kernel", "projected", "cosine")
+    *(DecoderCase(f"candidates, {rule}", decoders.Candidates(rule), vectors, kernels.Polynomial(2)) for rule in RULES),
+    *(
+        DecoderCase(f"gradient, {rule}", decoders.Gradient(30, rule=rule), vectors, kernels.Gaussian(0.1))
+        for rule in RULES
+    ),
+    DecoderCase(
+        "gradient in a box", decoders.Gradient(30, constraint=decoders.Box(-9.0, 9.0)), vectors, kernels.Linear()
+    ),
+    DecoderCase("label sets", decoders.LabelSet(), bits, kernels.Tanimoto()),
+    DecoderCase("label sets, linear", decoders.LabelSet(), bits, kernels.Linear()),
+    DecoderCase("kemeny", decoders.Kemeny(), rankings, kernels.Kemeny()),
+    DecoderCase("hamming", decoders.HammingRanking(), rankings, kernels.Hamming()),
+    DecoderCase("lehmer", decoders.Lehmer(), rankings, kernels.Lehmer()),
+    *(
+        DecoderCase(f"n-grams, {rule}", decoders.NGram(beam=16, rule=rule), strings, kernels.NGram((1, 2)))
+        for rule in RULES
+    ),
+    *(
+        DecoderCase(f"graphs, {rule}", decoders.GraphSearch(MOLECULES, rule, budget=300), graphs, kernel)
+        for rule, kernel in (("kernel", kernels.WeisfeilerLehman(2).normalized()), ("cosine", kernels.ShortestPath()))
+    ),
 ]
 
 

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 
@@ -6,8 +5,9 @@ from dsokr import kernels, metrics, sketches
 from dsokr.basis import sketch_basis
 from dsokr.decoders import Candidates, EmbeddedOutputs, scan
 from dsokr.errors import InputError
+from dsokr.outputs import as_outputs, count, keys
 from dsokr.rules import RULES
-from implementations import DECODERS, Case, names, vectors
+from implementations import DECODERS, names, vectors
 
 
 @pytest.fixture
@@ -15,25 +15,57 @@ def basis(generator):
     return sketch_basis(kernels.Polynomial(2), vectors(200), sketches.SubSample(12), generator=generator)
 
 
-@pytest.mark.parametrize("case", DECODERS, ids=names)
-def test_returns_the_best_candidate_and_its_score(case: Case, basis, generator):
-    ys = case.outputs(50)
-    z = torch.randn(7, basis.dim, generator=generator)
-    decoded = case.made.decode(basis, z, EmbeddedOutputs(basis, ys))
-    scores = basis.score(z, ys, case.made.rule)
-    torch.testing.assert_close(decoded.scores, scores.max(dim=1).values)
-    assert torch.equal(decoded.outputs, ys[scores.argmax(dim=1)])
+@pytest.fixture(params=DECODERS, ids=names)
+def decoding(request, generator):
+    """A decoder, a basis, coordinates of outputs it has not seen and of noise, and what it knows."""
+    case = request.param
+    basis = sketch_basis(case.kernel, case.outputs(60), sketches.SubSample(25), generator=generator)
+    near = basis.embed(case.outputs(7))
+    z = torch.cat([near, near + 0.1 * near.std() * torch.randn(near.shape, generator=generator, dtype=torch.float64)])
+    return case.made, basis, z, EmbeddedOutputs(basis, case.outputs(60))
 
 
-@pytest.mark.parametrize("case", DECODERS, ids=names)
-def test_finds_the_output_whose_coordinates_it_gets(case: Case, basis):
-    """Coordinates of an output are decoded to that output by the rules that compare within the span."""
-    ys = vectors(200)
-    decoded = case.made.decode(basis, basis.embed(ys), EmbeddedOutputs(basis, ys))
-    if case.made.rule == "projected":
-        assert torch.equal(decoded.outputs, ys)
+def test_no_known_output_scores_better(decoding):
+    decoder, basis, z, known = decoding
+    decoded = decoder.decode(basis, z, known)
+    best = known.top(z, 1, decoder.scoring_rule()).scores[:, 0]
+    assert (decoded.scores >= best - 1e-9 * (1 + best.abs())).all()
+    if isinstance(decoder, Candidates):
+        torch.testing.assert_close(decoded.scores, best)
+
+
+def test_reports_the_score_of_what_it_returns(decoding):
+    decoder, basis, z, known = decoding
+    decoded = decoder.decode(basis, z, known)
+    expected = basis.score(z, decoded.outputs, decoder.scoring_rule()).diagonal()
+    torch.testing.assert_close(decoded.scores, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_decodes_every_row_by_itself_and_always_the_same(decoding):
+    decoder, basis, z, known = decoding
+    decoded = decoder.decode(basis, z, known)
+    again = decoder.decode(basis, z[3:4], known)
+    torch.testing.assert_close(again.scores, decoded.scores[3:4])
+    one, all_rows = as_outputs(again.outputs), as_outputs(decoded.outputs)
+    if isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, all_rows[3:4], rtol=1e-5, atol=1e-5)
     else:
-        assert (decoded.scores >= basis.score(basis.embed(ys), ys, case.made.rule).diagonal() - 1e-9).all()
+        assert list(keys(one)) == list(keys(all_rows))[3:4]
+    assert type(decoded.outputs) is type(known.form.restore(known.outputs))
+
+
+def test_no_rows_give_no_outputs(decoding):
+    decoder, basis, z, known = decoding
+    nothing = decoder.decode(basis, z[:0], known)
+    assert count(nothing.outputs) == len(nothing.scores) == 0
+
+
+def test_outputs_are_found_by_their_own_coordinates():
+    """With the whole of the outputs as anchors, coordinates tell each of them, by the rule within the span."""
+    ys = vectors(50)
+    basis = sketch_basis(kernels.Gaussian(0.5), ys, sketches.Full())
+    decoded = Candidates("projected").decode(basis, basis.embed(ys), EmbeddedOutputs(basis, ys))
+    assert torch.equal(decoded.outputs, ys)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -8,12 +8,13 @@ import torch
 from sklearn.base import clone
 
 from dsokr import DSOKR, Ensemble, Training, kernels, networks, sketches
-from dsokr.basis import RULES, embedded_scores
 from dsokr.decoders import Candidates
-from dsokr.ensemble import all_ranks, combined
+from dsokr.ensemble import all_ranks, combine_scores
 from dsokr.errors import InputError
 from dsokr.losses import Ranked, Squared
-from dsokr.metrics import ranks, retrieval
+from dsokr.metrics import ranks
+from dsokr.regressors import Neural
+from dsokr.rules import RULES, score
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +31,7 @@ def members(data):
         DSOKR(
             kernel,
             sketches.SubSample(20),
-            networks.MLP((16,)),
-            training=Training(epochs=3, progress=False),
+            Neural(networks.MLP((16,)), training=Training(epochs=3, progress=False)),
             random_state=seed,
         ).fit(*data)
         for seed, kernel in enumerate(kinds)
@@ -56,7 +56,7 @@ def test_rank_is_the_order_of_scores(members, data):
         ranking = ensemble.rank(X, k=5)
         expected = ensemble.scores(X).float().sort(dim=1, descending=True, stable=True)
         assert torch.equal(ranking.indices, expected.indices[:, :5])
-        assert (ensemble.predict(X) == members[0].known_.outputs[ranking.indices[:, 0]]).all()
+        assert (ensemble.predict(X) == members[0].known_.outputs[ranking.indices[:, 0]].numpy()).all()
 
 
 def test_candidates_of_ones_own(members, data):
@@ -81,7 +81,7 @@ def test_bad_ensembles(members, data):
     with pytest.raises(InputError, match="one number for each of the 3 members"):
         Ensemble(members, weights=[1.0])
     other = DSOKR(
-        kernels.Linear(), sketches.SubSample(3), networks.MLP(()), training=Training(epochs=1), random_state=0
+        kernels.Linear(), sketches.SubSample(3), Neural(networks.MLP(()), training=Training(epochs=1)), random_state=0
     ).fit(data[0][:10], data[1][:10])
     with pytest.raises(InputError, match="Members 0 and 1 were trained on different outputs: pass candidates"):
         Ensemble([members[0], other]).predict(data[0])
@@ -91,13 +91,13 @@ def test_bad_ensembles(members, data):
     ("make", "message"),
     [
         (lambda m: Ensemble(["x"]), "fitted DSOKR models. Got 'x' at 0"),
-        (lambda m: Ensemble([*m, clone(m[0])]), "fitted DSOKR models. Got one that is not fitted at 3"),
+        (lambda m: Ensemble([*m, clone(m[0])]), r"fitted DSOKR models. Got DSOKR\([\s\S]* at 3"),
         (lambda m: Ensemble(m, weights=[1.0, float("nan"), 1.0]), "one number for each of the 3 members"),
         (lambda m: Ensemble(m, weights=[1.0, float("inf"), 1.0]), "one number for each of the 3 members"),
         (lambda m: Ensemble(m, "max score", weights=[1.0, 1.0, 1.0]), "weights are for means"),
-        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=0), "k must be at least 1, a whole number. Got 0"),
-        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=2.5), "k must be at least 1, a whole number. Got 2.5"),
-        (lambda m: combined([torch.zeros(1, 2)], "median"), "combine must be one of"),
+        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=0), "k must be an integer of at least 1. Got 0"),
+        (lambda m: Ensemble(m).rank([[0.0, 0.0]], k=2.5), "k must be an integer of at least 1. Got 2.5"),
+        (lambda m: combine_scores([torch.zeros(1, 2)], "median"), "combine must be one of"),
     ],
 )
 def test_refuses(make, message, members):
@@ -108,11 +108,10 @@ def test_refuses(make, message, members):
 def test_members_that_met_their_outputs_in_another_order():
     X = np.random.default_rng(0).normal(size=(60, 2))
     Y = (X > 0).astype(int)
-    options = {"training": Training(epochs=40, learning_rate=0.02, validation_fraction=0.0)}
+    training = Training(epochs=40, learning_rate=0.02, validation_fraction=0.0)
+    network = Neural(networks.MLP((32,)), training=training)
     members = [
-        DSOKR(kernels.Linear(), sketches.SubSample(4), networks.MLP((32,)), random_state=seed, **options).fit(
-            X[at], Y[at]
-        )
+        DSOKR(kernels.Linear(), sketches.SubSample(4), network, random_state=seed).fit(X[at], Y[at])
         for seed, at in enumerate((np.arange(40), np.arange(20, 60), np.arange(59, 19, -1)))
     ]
     first, last = (members[i].known_.outputs.tolist() for i in (0, 2))
@@ -129,12 +128,12 @@ def test_many_equal_ranks_are_exact():
     assert all_ranks(scores)[0, :6].tolist() == [(2 + 33_010) / 2] * 5 + [1]
 
 
-@pytest.mark.parametrize("unit", [1e-200, 1e-15, 1e200])
+@pytest.mark.parametrize("unit", [1e-15, 1e15])
 def test_standardized_scores_of_any_size(unit):
     a = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    expected = combined([a, a.flip(1)], "mean score", standardize=True)
-    assert torch.allclose(combined([unit * a, a.flip(1)], "mean score", standardize=True), expected)
-    assert not combined([a[:, :1]], "mean score", standardize=True).any()
+    expected = combine_scores([a, a.flip(1)], "mean score", standardize=True)
+    assert torch.allclose(combine_scores([unit * a, a.flip(1)], "mean score", standardize=True), expected)
+    assert not combine_scores([a[:, :1]], "mean score", standardize=True).any()
 
 
 def test_all_ranks_share_ties():
@@ -147,17 +146,8 @@ def test_all_ranks_share_ties():
 
 def test_standardized_scores_do_not_depend_on_scale():
     a, b = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0))
-    once = combined([a, b], "mean score", standardize=True)
-    assert torch.allclose(once, combined([100 * a + 7, b], "mean score", standardize=True), atol=1e-5)
-
-
-def test_ties_by_convention():
-    scores, truth = torch.tensor([[1.0, 1.0, 1.0, 0.0]]), torch.tensor([1])
-    assert [ranks(scores, truth, ties).item() for ties in ("optimistic", "expected", "pessimistic")] == [1, 2, 3]
-    assert retrieval(scores, truth, "optimistic")["hits@1"] == 1
-    assert retrieval(scores, truth)["hits@1"] == 0
-    with pytest.raises(InputError, match="ties must be one of expected, optimistic, pessimistic"):
-        ranks(scores, truth, "lucky")
+    once = combine_scores([a, b], "mean score", standardize=True)
+    assert torch.allclose(once, combine_scores([100 * a + 7, b], "mean score", standardize=True), atol=1e-5)
 
 
 def test_embedded_outputs_rank_the_truth(members, data):
@@ -165,7 +155,7 @@ def test_embedded_outputs_rank_the_truth(members, data):
     for member in members:
         z, truth = member.coefficients(X), torch.arange(20)
         for rule in RULES:
-            scores = embedded_scores(z, *member.known_.coordinates(), rule)
+            scores = score(z, *member.known_.coordinates(), rule)
             assert torch.equal(member.known_.ranks(z, truth, rule), ranks(scores, truth))
 
 
@@ -174,9 +164,8 @@ def test_training_can_watch_the_reciprocal_rank(data):
     model = DSOKR(
         kernels.Gaussian(0.1),
         sketches.SubSample(20),
-        networks.MLP((16,)),
+        Neural(networks.MLP((16,)), training=Training(epochs=4, monitor="mrr", progress=False)),
         decoder=Candidates(outputs=Y),
-        training=Training(epochs=4, monitor="mrr", progress=False),
         random_state=0,
     ).fit(X[:60], Y[:60], validation=(X[60:], Y[60:]))
     rule = model.decoder_.scoring_rule()
@@ -225,10 +214,12 @@ def test_ranked_loss_is_checked_and_trains(data):
         model = DSOKR(
             kernels.Gaussian(0.5),
             sketches.SubSample(60),
-            networks.MLP((64,)),
-            loss=loss,
+            Neural(
+                networks.MLP((64,)),
+                loss=loss,
+                training=Training(epochs=60, learning_rate=0.005, progress=False, patience=None),
+            ),
             decoder=Candidates("cosine", outputs=Y),
-            training=Training(epochs=60, learning_rate=0.005, progress=False, patience=None),
             random_state=0,
         ).fit(X, Y, validation=(X, Y))
         z = model.coefficients(X)

@@ -20,6 +20,7 @@ ROWS = {
     "backwards": BITS[::-1, ::-1],
     "columns first": np.asfortranarray(BITS),
     "read-only": np.broadcast_to(BITS[:1], (3, 3)),
+    "numbers as objects": BITS.astype(object),
     "numbers": np.array([1.5, 2.5, 1.5]),
     "images": np.arange(12.0).reshape(3, 2, 2),
     "tensor": torch.from_numpy(BITS),
@@ -36,6 +37,7 @@ ROWS = {
 OBJECTS = {
     "strings": ["b", "a", "b"],
     "array of strings": np.array(["b", "aa", "b"]),
+    "words that read like numbers": np.array(["1", "nan", "1"], dtype=object),
     "array of objects": np.array(["b", "aa", "b"], dtype=object),
     "graphs": GRAPHS,
     "views": [(graph, row) for graph, row in zip(GRAPHS, BITS.tolist(), strict=True)],
@@ -61,8 +63,7 @@ def test_rows_of_numbers(name):
         assert type(restored[0]) is type(given[0])
     elif not sp.issparse(given):
         assert type(restored) is type(given)
-        same = restored.dtype == given.dtype if isinstance(given, torch.Tensor) else restored.dtype.kind == given.dtype.kind
-        assert same
+        assert restored.dtype == given.dtype or name in ("big-endian", "numbers as objects")
     else:
         assert isinstance(restored, sp.spmatrix) == isinstance(given, sp.spmatrix) and restored.dtype == given.dtype
 

@@ -223,6 +223,8 @@ class DSOKR(BaseEstimator):
         except DSOKRError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "state_dict" not in str(error):
+                raise  # out of memory, say
             what = f"{type(error).__name__}: {error}"
             raise ModelFolderError(
                 f"{folder} is damaged, or was given parts it was not saved with ({what})."
@@ -240,7 +242,7 @@ class DSOKR(BaseEstimator):
         anchors = unpack_outputs(config["anchors"], "anchors", tensors)
         basis = SketchedBasis(model.kernel, anchors, tensors.get("basis.weights"), tensors["basis.projection"])
         model.basis_ = basis.to(where)
-        form = Form(**config["form"] | {"shape": tuple(config["form"]["shape"])})
+        form = Form.from_json(config["form"])
         model.known_ = EmbeddedOutputs(model.basis_, unpack_outputs(config["known"], "known", tensors), form=form)
         model.decoder_ = model.decoder.alternatives()[0]
         if isinstance(model.decoder, Candidates) and config["own_candidates"]:
@@ -292,7 +294,7 @@ class DSOKR(BaseEstimator):
         if _is_raw(X):
             if not count(X):
                 raise InputError("X is empty: at least one input is needed.")
-            return X if sp.issparse(X) or not hasattr(X, "__array__") else list(X)
+            return X.tocsr() if sp.issparse(X) else list(X)
         return validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric")
 
     def _check_tensor(self, X: Tensor, reset: bool) -> None:

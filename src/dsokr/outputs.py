@@ -70,6 +70,10 @@ class Form:
     shape: tuple[int, ...] = ()  # of one output
     item: str = ""  # type of a row in a list of rows; "matrix" for a scipy.sparse matrix rather than array
 
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> Form:
+        return Form(**fields | {"shape": tuple(fields["shape"])})
+
     @property
     def is_real(self) -> bool:
         """Whether the outputs were given as floating-point numbers."""
@@ -155,6 +159,8 @@ def _as_numbers(items: Any, name: str) -> np.ndarray | None:
     """Return the items as an array of numbers, or None if they are objects: strings, graphs, views, ragged rows."""
     if isinstance(items, np.ndarray) and items.dtype != object:
         array = items
+    elif isinstance(items, np.ndarray) and all(isinstance(value, NUMBERS | None) for value in items.flat):
+        array = items.astype(np.float64)  # None becomes NaN
     elif not len(items) or not _is_row(items[0]):
         return None
     else:

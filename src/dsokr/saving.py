@@ -27,7 +27,7 @@ from dsokr import __version__
 from dsokr.errors import InputError, ModelFolderError
 from dsokr.files import checksum, replace_folder, write_json
 from dsokr.graphs import Graph, GraphBatch
-from dsokr.outputs import Outputs, ViewBatch
+from dsokr.outputs import Form, Outputs, ViewBatch, canonical
 
 FORMAT = 2  # of the folder
 FILES = {
@@ -50,8 +50,8 @@ def write_expression(part: Any, *modules: ModuleType) -> str:
     >>> write_expression(2.0 * kernels.WeisfeilerLehman(3).normalized(), kernels)
     'ScaledFeatures(kernel=NormalizedFeatures(kernel=WeisfeilerLehman(iterations=3)), factor=2.0)'
     """
-    if isinstance(part, np.generic):
-        part = part.item()
+    if isinstance(part, np.generic | np.ndarray | Tensor):
+        part = part.tolist()
     if part is None or isinstance(part, bool | int | float | str):
         return repr(part)
     if isinstance(part, list | tuple):
@@ -66,7 +66,7 @@ def write_expression(part: Any, *modules: ModuleType) -> str:
         raise Unwritten(repr(part))
     fields = [field for field in dataclasses.fields(part) if field.init and field.compare]
     required = [field for field in fields if _default(field) is dataclasses.MISSING]
-    optional = [field for field in fields if field not in required and getattr(part, field.name) != _default(field)]
+    optional = [field for field in fields if field not in required and not _has_default(part, field)]
     texts = [(field.name, write_expression(getattr(part, field.name), *modules)) for field in required]
     texts += _written_items(((field.name, getattr(part, field.name)) for field in optional), modules)
     arguments = ", ".join(f"{key}={text}" for key, text in texts)
@@ -75,6 +75,11 @@ def write_expression(part: Any, *modules: ModuleType) -> str:
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _has_default(part: Any, field: dataclasses.Field[Any]) -> bool:
+    value, default = getattr(part, field.name), _default(field)
+    return value is default or (type(value) is type(default) and value == default)
 
 
 def _written_items(items: Iterable[tuple[Any, Any]], modules: tuple[ModuleType, ...]) -> list[tuple[Any, str]]:
@@ -163,7 +168,10 @@ def write_part(part: Any, *modules: ModuleType) -> dict[str, str]:
 def read_part(name: str, written: dict[str, str], *modules: ModuleType) -> Any:
     """Make the part that :func:`write_part` wrote."""
     if "expression" in written:
-        return parse_expression(written["expression"], *modules)
+        try:
+            return parse_expression(written["expression"], *modules)
+        except InputError as error:
+            raise ModelFolderError(f"config.json is damaged, or from another version. Its {name}: {error}") from error
     raise ModelFolderError(
         f"The model was saved with a {name} of its author's own ({written['unwritten']}): pass it as "
         f"DSOKR.load(folder, {name}=...)."
@@ -184,9 +192,11 @@ def pack_outputs(ys: Outputs, prefix: str, tensors: Tensors) -> dict[str, Any]:
             tensors[f"{prefix}.{field.name}"] = torch.from_numpy(getattr(GraphBatch.of(ys), field.name))
         return {"kind": "graph batch" if isinstance(ys, GraphBatch) else "graphs"}
     if isinstance(ys, ViewBatch) or isinstance(ys[0], tuple):
-        views = ys if isinstance(ys, ViewBatch) else ViewBatch(*map(list, zip(*ys, strict=True)))
-        packed = [pack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(views.views)]
-        return {"kind": "view batch" if isinstance(ys, ViewBatch) else "views", "views": packed}
+        given = ys.views if isinstance(ys, ViewBatch) else map(list, zip(*ys, strict=True))
+        views, forms = zip(*map(canonical, given), strict=True)
+        packed = [pack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(views)]
+        kind = "view batch" if isinstance(ys, ViewBatch) else "views"
+        return {"kind": kind, "views": packed, "forms": [dataclasses.asdict(form) for form in forms]}
     try:
         text = json.dumps(list(ys)).encode()
     except TypeError as error:
@@ -209,7 +219,10 @@ def unpack_outputs(packed: dict[str, Any], prefix: str, tensors: Tensors) -> Out
             return batch if kind == "graph batch" else list(batch)
         case "views" | "view batch" as kind:
             views = [unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(packed["views"])]
-            return ViewBatch(*views) if kind == "view batch" else list(zip(*views, strict=True))
+            if kind == "view batch":
+                return ViewBatch(*views)
+            forms = [Form.from_json(form) for form in packed["forms"]]
+            return list(zip(*(form.restore(view) for form, view in zip(forms, views, strict=True)), strict=True))
         case "json":
             return json.loads(tensors[prefix].numpy().tobytes())
         case other:
