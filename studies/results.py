@@ -108,6 +108,20 @@ def mean_and_sd(values: Iterable[float]) -> tuple[float, float]:
     return mean(values), stdev(values) if len(values) > 1 else 0.0
 
 
+def format_spread(name: str, spec: str) -> Column:
+    """A column of means and standard deviations; of a single split, the value alone.
+
+    >>> format_spread("f1", ".2f")({"f1": (0.5, 0.25)})
+    '0.50 ± 0.25'
+    """
+
+    def format_row(row: Row) -> str:
+        value, sd = row[name]
+        return f"{value:{spec}}" if row.get("splits") == 1 else f"{value:{spec}} ± {sd:{spec}}"
+
+    return format_row
+
+
 def format_cell(row: Row, column: Column) -> str:
     """Format a cell of a table; a dash where the row lacks a field.
 

@@ -31,7 +31,7 @@ from dsokr.regressors.networks import CharTransformer
 from dsokr.rules import RULES, Rule
 from studies.data.smi2mol import SMI2Mol, load_smi2mol
 from studies.plots import pyplot, save_figure
-from studies.results import Row, mean_and_sd, read_rows
+from studies.results import Row, format_spread, mean_and_sd, read_rows
 from studies.smi2mol_baselines import (
     Baseline,
     KernelBarycenterBaseline,
@@ -295,16 +295,12 @@ def tabulate(folder: Path) -> list[Row]:
     return table
 
 
-def _format_spread(spread: tuple[float, float]) -> str:
-    return f"{spread[0]:.3f} ± {spread[1]:.3f}" if spread[1] else f"{spread[0]:.3f}"
-
-
 COLUMNS = {
     "method": "{name}",
     "training molecules": "{n_train:,}",
     "splits": "{splits}",
-    "GED without edge labels": lambda row: _format_spread(row["ged"]),
-    "GED with edge labels": lambda row: _format_spread(row["ged_edge_labels"]),
+    "GED without edge labels": format_spread("ged", ".3f"),
+    "GED with edge labels": format_spread("ged_edge_labels", ".3f"),
     "exact": "{exact[0]:.1%}",
 }
 

