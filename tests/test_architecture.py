@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,28 +14,21 @@ SOURCE = Path(__file__).parents[1] / "src" / "dsokr"
 # A module imports only from layers before its own, or from its own package.
 LAYERS = [
     {"errors"},
-    {"compiled", "ragged", "devices", "marks", "plotting", "locks", "rounding", "writing"},
-    {"html"},
-    {"types"},
+    {"compute", "files"},
     {"graphs"},
     {"outputs"},
-    {"chem"},
-    {"kernels", "losses", "metrics"},
+    {"rules"},
+    {"chem", "kernels", "losses", "metrics"},
     {"sketches"},
-    {"basis", "testing"},
-    {"networks"},
-    {"callbacks"},
-    {"training"},
+    {"basis"},
+    {"saving"},
+    {"regressors"},
     {"decoders"},
     {"index"},
-    {"io"},
     {"estimator", "selection"},
-    {"ensemble"},
-    {"baselines", "data"},
-    {"tool"},
+    {"ensemble", "testing"},
     {"serve"},
-    {"experiments"},
-    {"cli"},
+    {"commands"},
 ]
 LAYER = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 SEEN_BY_LIGHTNING = {"matplotlib", "transformers"}  # torchmetrics imports them where they are installed
@@ -68,8 +62,41 @@ def test_imports_only_downwards(path: Path):
         return
     for name in imported(path):
         parts = name.split(".")
+        assert parts[0] not in ("studies", "tests"), name
         if parts[0] == "dsokr" and len(parts) > 1 and parts[1] in LAYER and parts[1] != own:
             assert LAYER[parts[1]] < LAYER[own], f"{own} imports {parts[1]}"
+
+
+def test_the_map_lists_every_module():
+    map_ = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for name in LAYER:
+        assert f"`{name}`" in map_ or f"`{name}/`" in map_, name
+
+
+def test_modules_do_not_import_each_other_in_circles():
+    """Within a folder, too: a module is imported before those that import it."""
+    edges = {module_name(path): imported_modules(path) for path in modules()}
+    order = TopologicalSorter({name: {other for other in others if other in edges} for name, others in edges.items()})
+    order.prepare()
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the package that this one imports when it is imported itself."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found - {"dsokr", module_name(path)}
+
+
+def test_the_house_stays_small():
+    """The limits of the design: modules at the top level, and lines in a file."""
+    assert len(list(SOURCE.glob("*.py"))) <= 16
+    assert not [path for path in modules() if len(path.read_text(encoding="utf-8").splitlines()) > 400]
 
 
 def test_every_module_has_a_layer():
