@@ -29,11 +29,15 @@ curves = DSOKR(kernels.Gaussian(0.1), sketches.SubSample(20), networks.MLP((8,))
 assert curves.fit(X, X[:, :2]).predict(X).shape == (80, 2)
 
 with open("pairs.csv", "w", newline="") as file:
-    csv.writer(file).writerows([["a", "b", "c"], *([f"{x[0]:.3f}", f"{x[1]:.3f}", "up" if x[0] > 0 else "down"] for x in X)])
+    csv.writer(file).writerows([["a", "b"], *([f"{x[0]:.3f}", f"{x[1]:.3f}"] for x in X)])
 command = pathlib.Path(sys.executable).parent / "dsokr"
 subprocess.run([command, "info", "--json"], check=True)
-fit = "fit --train pairs.csv --input a --output b --epochs 2 --out task"
-for line in (fit, "predict task pairs.csv --out predicted.csv", "evaluate task pairs.csv", "report task --out report.html"):
+for line in (
+    "fit --train pairs.csv --input a --output b --epochs 2 --out task",
+    "predict task pairs.csv --out predicted.csv",
+    "evaluate task pairs.csv",
+    "report task --out report.html",
+):
     subprocess.run([command, *line.split()], check=True)
 print("works")
 """
