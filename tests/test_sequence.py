@@ -3,7 +3,9 @@ import pytest
 import torch
 
 from dsokr import DSOKR, Training, kernels, sketches
+from dsokr.compute import seeded
 from dsokr.errors import InputError
+from dsokr.regressors import Neural
 from dsokr.regressors.networks import CharTransformer
 
 SMALL = CharTransformer(layers=1, width=32, heads=4, dropout=0.0)
@@ -12,8 +14,7 @@ WORDS = ["CCO", "CC=O", "C#N", "OCCO", "NCC", "CCC=O", "OC", "CN"]
 
 @pytest.fixture
 def network():
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
+    with seeded(0):
         return SMALL(5).eval()
 
 
@@ -33,20 +34,22 @@ def test_strings_in_strings_out(tmp_path):
     """Raw strings as inputs and as outputs, through fit, predict, save and load."""
     words = ["CCO", "C#N", "NCCN", "O=C=O", "FC(F)F"]
     xs = [words[i] for i in np.random.default_rng(0).integers(len(words), size=160)]
-    training = Training(epochs=25, batch_size=16, learning_rate=3e-3, schedule="linear")
+    network = Neural(SMALL, training=Training(epochs=25, batch_size=16, learning_rate=3e-3, schedule="linear"))
     kernel = kernels.NGram(2).normalized()
-    model = DSOKR(kernel, sketches.SubSample(40), SMALL, training=training, random_state=0, device="cpu").fit(xs, xs)
+    model = DSOKR(kernel, sketches.SubSample(40), network, random_state=0, device="cpu").fit(xs, xs)
     assert model.predict(words) == words
     model.save(tmp_path / "model")
     loaded = DSOKR.load(tmp_path / "model", device="cpu")
-    assert loaded.network == SMALL and loaded.predict(words) == words
+    assert loaded.regressor == network and loaded.predict(words) == words
     assert torch.equal(loaded.coefficients(words), model.coefficients(words))
+    with pytest.warns(UserWarning, match="No training string has the character 'P'"):
+        loaded.predict(["CP"])  # the alphabet was saved, too
 
 
 @pytest.mark.parametrize(
     ("xs", "message"),
     [
-        (["CC", ""], "strings that are not empty. Got '' at index 1"),
+        (["CC", ""], "reads non-empty strings. Got '' at index 1"),
         ([3], "Got 3 at index 0"),
         (["C" * 300], "longest is 256 characters. Got 300 at index 0: raise it"),
         (["CC", "é"], "reads ASCII. Got 'é' at index 1"),
@@ -75,17 +78,8 @@ def test_strings_longer_than_all_in_training_are_a_guess(network):
     assert torch.isfinite(z).all()
 
 
-def test_the_alphabet_is_saved_with_the_model(tmp_path):
-    training = Training(epochs=1, batch_size=4, progress=False)
-    model = DSOKR(kernels.NGram(1), sketches.Full(), SMALL, training=training, random_state=0, device="cpu")
-    model.fit(WORDS, WORDS).save(tmp_path / "model")
-    with pytest.warns(UserWarning, match="No training string has the character 'P'"):
-        DSOKR.load(tmp_path / "model", device="cpu").predict(["CP"])
-
-
 def test_dropout_is_off_when_predicting():
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
+    with seeded(0):
         network = CharTransformer(layers=1, width=32, heads=4, dropout=0.5)(5)
         tokens = network.prepare(WORDS)
         assert not torch.equal(network(tokens), network(tokens))

@@ -59,6 +59,22 @@ class Absolute(Objective):
         return (z - target).abs().mean()
 
 
+@dataclass(frozen=True)
+class AmongAll(Absolute):
+    """Looks at all the targets, and remembers them."""
+
+    looked_at: list
+
+    def among(self, targets):
+        self.looked_at.append(targets)
+        return self
+
+
+def test_a_loss_may_look_at_all_training_targets():
+    fit(loss=(loss := AmongAll([])), epochs=1, batch_size=32)
+    assert torch.equal(torch.cat(loss.looked_at), linear_task()[0].tensors[1])
+
+
 QUICK = {"epochs": 30, "batch_size": 32, "learning_rate": 0.05}
 
 
