@@ -1,35 +1,38 @@
 """A model to serve in tests: made by hand, so that nothing is trained."""
 
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from dsokr import kernels, sketch_basis, sketches
-from dsokr.basis import SketchedBasis
 from dsokr.errors import InputError
-from dsokr.index import CandidateIndex, fingerprint
-from dsokr.commands.kinds import Read
+from dsokr.index import CandidateIndex
 
 DIM = 4
 MOLECULES = ["C", "CC", "CCO", "CCN", "c1ccccc1", "CC(=O)O", "C#N", "OCCO", "CCCC", "C1CC1", "CC(C)O", "N"]
 NAMES = ["methane", "ethane", "ethanol", "", 'benzene, "pure"', "acetic acid"] + [""] * 6
 
 
+class Read(NamedTuple):
+    bad: dict[int, str]
+
+
 @dataclass(frozen=True)
 class Kind:
-    """Cells are what they say; only "bad" cannot be read."""
+    """Cells are what they say; only "bad" cannot be read. Labels are sets, in any order and case."""
 
     name: str
     mean: tuple[float, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def read(self, cells: list[Any]) -> Read:
-        bad = {at: "'bad' cannot be read." for at, cell in enumerate(cells) if cell == "bad"}
-        return Read(cells, [at for at in range(len(cells)) if at not in bad], bad)
+        return Read({at: "'bad' cannot be read." for at, cell in enumerate(cells) if cell == "bad"})
 
     def key(self, cell: str) -> str:
-        return cell.lower()
+        assert cell, "an empty cell has no key"
+        return ";".join(sorted(cell.lower().split(";")))
 
 
 @dataclass
@@ -40,12 +43,8 @@ class HandMade:
     output: Any = field(default_factory=lambda: Kind("smiles"))
     rule: Any = "cosine"
     answer: str = ""  # what it decodes to
+    searches: bool = False
     asked: list[int] = field(default_factory=list)  # how many inputs came at once
-
-    @cached_property
-    def basis(self) -> SketchedBasis:
-        ys = torch.randn(20, DIM, generator=torch.Generator().manual_seed(0))
-        return sketch_basis(kernels.Linear(), ys, sketches.Full(), generator=torch.Generator())
 
     def coefficients(self, inputs: list[Any]) -> torch.Tensor:
         self.asked.append(len(inputs))
@@ -57,14 +56,36 @@ class HandMade:
             rows.append((numbers * DIM)[:DIM])
         return torch.tensor(rows, dtype=torch.float64) + 1
 
-    @property
-    def searches(self) -> bool:
-        return bool(self.answer)
-
-    def decoded(self, z: torch.Tensor) -> tuple[list[str], torch.Tensor]:
+    def decode(self, z: torch.Tensor) -> tuple[list[str], torch.Tensor]:
         return [self.answer] * len(z), z.sum(dim=1)
 
-    def index(self, texts: list[str] = MOLECULES, names: list[str] | None = None) -> CandidateIndex:
+    def index(self, texts: list[str] = MOLECULES) -> CandidateIndex:
         psi = torch.randn(len(texts), DIM, generator=torch.Generator().manual_seed(1))
-        names = NAMES if names is None and texts is MOLECULES else names
-        return CandidateIndex.in_memory(texts, psi, psi.square().sum(1), names, fingerprint(self.basis))
+        return CandidateIndex.in_memory(texts, psi, psi.square().sum(1), NAMES if texts is MOLECULES else None)
+
+
+@contextmanager
+def running(app: Any) -> Any:
+    """A real server on a free port of this machine: its address, and the server itself."""
+    import uvicorn
+
+    from dsokr.serve import server
+
+    started = threading.Event()
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            started.set()
+
+    listening = server.bind("127.0.0.1", 0)
+    real = Server(uvicorn.Config(app, log_level="critical", access_log=False))
+    thread = threading.Thread(target=real.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        assert started.wait(10)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", real
+    finally:
+        real.should_exit = True
+        thread.join(10)
+        listening.close()

@@ -40,7 +40,7 @@ def affine(rule: Rule, diag: Tensor, squared: Tensor) -> tuple[Tensor, Tensor]: 
 
 def constant(rule: Rule, z: Tensor) -> Tensor:  # (n,)
     """What all scores of a row have in common."""
-    return -torch.linalg.vecdot(z, z) if rule == "projected" else torch.zeros_like(z[:, 0])
+    return -torch.linalg.vecdot(z, z) if rule == "projected" else torch.zeros_like(z[..., 0])
 
 
 def score(z: Tensor, psi: Tensor, diag: Tensor, rule: Rule) -> Tensor:  # (n, p), (c, p), (c,) -> (n, c)

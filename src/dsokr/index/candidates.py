@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from dsokr.basis import Rule, check_rule
-from dsokr.decoders import Ranking
-from dsokr.errors import InputError
-from dsokr.index import exact
-from dsokr.index.files import Arrays, Head, Texts, mapped_arrays
-from dsokr.index.neighbors import Neighbors, faiss_file
+from dsokr.decoders.scan import QUERIES, Ranking, Scan
+from dsokr.errors import InputError, ModelFolderError, check_k
+from dsokr.index.neighbors import find_neighbors, read_faiss
+from dsokr.index.storage import Arrays, Head, map_arrays
+from dsokr.rules import Rule, check_rule, largest, score_pairs
+
+LARGEST = 1e12  # coefficients above this cannot be told apart in single precision
+SCORES = 2**20  # computed at once in an exact search,
+NUMBERS = 2**24  # from at most this many coordinates of candidates
+PAIRS = 512  # of a query and a candidate, scored at once: few enough for the cache
 
 
 class CandidateIndex:
@@ -29,92 +33,81 @@ class CandidateIndex:
     'CCO'
     """
 
-    def __init__(self, head: Head, arrays: Arrays, neighbors: Neighbors | None = None):
-        self.head, self.arrays, self.neighbors = head, arrays, neighbors
+    def __init__(self, head: Head, arrays: Arrays, faiss_index: Any = None):
+        self.head, self.arrays, self.faiss_index = head, arrays, faiss_index
+        self.texts, self.names = arrays.texts, arrays.names  # as in the library; names may be empty strings
 
     @classmethod
     def open(cls, folder: str | Path, model: str | None = None) -> CandidateIndex:
-        """Map a folder that :func:`build` wrote. ``model`` is the fingerprint of the basis that asks."""
+        """Map a folder written by :func:`build`. ``model`` is the fingerprint of the basis that will search it."""
         folder = Path(folder)
-        head = read_head(folder)
+        head = Head.read_from(folder)
+        if not head.finished:
+            raise ModelFolderError(f"The index {folder} is unfinished. Run the command that builds it again to resume.")
         if model is not None and head.model != model:
-            raise InputError(
-                f"{folder} was built for another model: its coordinates mean nothing to this one. "
-                "Embed the candidates again with this model."
-            )
-        arrays = mapped_arrays(folder, head)
-        if head.kind == "exact":
-            return cls(head, arrays)
-        rule: Rule = head.rule  # type: ignore[assignment] # checked when built
-        file = faiss_file(folder, head.kind, rule)
-        return cls(head, arrays, Neighbors.read(file, head.kind, rule, head.effort, head.count))
+            raise InputError(f"{folder} was built for another model. Embed the candidates again with this one.")
+        return cls(head, map_arrays(folder, head), read_faiss(folder, head))
 
     @classmethod
     def in_memory(
-        cls,
-        texts: Sequence[str],
-        psi: Tensor,  # (n, p)
-        diag: Tensor,  # (n,)
-        names: Sequence[str] | None = None,
-        model: str = "",
+        cls, texts: Sequence[str], psi: Tensor, diag: Tensor, names: Sequence[str] | None = None, model: str = ""
     ) -> CandidateIndex:
-        """An index of candidates that fit into memory; nothing is written."""
-        rows = psi.detach().cpu().double().numpy()
-        arrays = Arrays(
-            rows.astype(np.float32),
-            diag.detach().cpu().double().numpy(),
-            np.linalg.norm(rows.astype(np.float32).astype(np.float64), axis=1),
-            Texts.of(texts),
-            Texts.of([""] * len(texts) if names is None else names),
-        )
-        return cls(Head(model, rows.shape[1], count=len(rows)), arrays)
+        """Return an index of candidates with the given ψ̃(y) (n, p) and k(y, y) (n,). Nothing is written."""
+        rows, diag = psi.detach().cpu().float(), diag.detach().cpu().double()
+        squared = rows.double().square().sum(dim=1)
+        arrays = Arrays(rows, diag, squared, list(texts), [""] * len(texts) if names is None else list(names))
+        return cls(Head(model, rows.shape[1], count=len(rows), finished=True), arrays)
 
     def __len__(self) -> int:
         return self.head.count
 
-    @property
-    def texts(self) -> Texts:
-        """The candidates as they were written in the library."""
-        return self.arrays.texts
-
-    @property
-    def names(self) -> Texts:
-        """Their names; empty where the library has none."""
-        return self.arrays.names
-
     def search(self, z: Tensor, k: int, rule: Rule) -> Ranking:
-        """The k best candidates for every row of z (n, p): exactly, unless a FAISS index was built for this rule.
+        """Find the k best candidates for every row of z (n, p), of tied ones the first.
 
-        Of equal ones the first. Where FAISS finds too few, or nearly all are asked for, the answer is exact as well.
+        The search is exact unless a FAISS index was built for this rule. It is also exact where FAISS finds fewer
+        than k candidates or k is a large part of all.
         """
-        check_rule(rule)
-        if not isinstance(k, Integral) or k < 1:
-            raise InputError(f"k must be at least 1, a whole number. Got {k!r}.")
-        z, k = exact.checked_coefficients(z, self.head.dim), min(int(k), len(self))
-        if self.neighbors is None or rule != self.neighbors.rule or 4 * k >= len(self):
+        z, k = self._check(z), min(check_k(k), len(self))
+        if self.faiss_index is None or rule != self.head.rule or 4 * k >= len(self):
             return self.search_exactly(z, k, rule)
-        ranking, few = self.neighbors.search(self.arrays, z, k)
+        found = find_neighbors(self.faiss_index, self.head, z, k).sort(dim=1).values  # of tied ones, the first is first
+        scores = self._score(z, found.clamp(min=0), rule).masked_fill_(found < 0, -torch.inf)
+        scores, columns = largest(scores, k)
+        indices, few = found.gather(1, columns), scores[:, -1].isneginf()
         if few.any():
-            rest = self.search_exactly(z[few], k, rule)
-            ranking.indices[few], ranking.scores[few] = rest.indices, rest.scores
-        return ranking
+            indices[few], scores[few] = self.search_exactly(z[few], k, rule)
+        return Ranking(indices, scores)
 
     def search_exactly(self, z: Tensor, k: int, rule: Rule) -> Ranking:
-        z = exact.checked_coefficients(z, self.head.dim)
-        return exact.search(self.arrays.psi, self.arrays.diag, self.arrays.norm, z, k, rule)
+        """Score every candidate and return the k best for every row of z."""
+        check_rule(rule)
+        z = self._check(z)
+        scan = Scan(z, min(k, len(self)), rule)
+        block = max(1, min(SCORES // max(1, min(len(z), QUERIES)), NUMBERS // self.head.dim))
+        psi, diag, squared = self.arrays[:3]
+        for start in range(0, len(self), block):
+            where = slice(start, start + block)
+            scan.add(psi[where], diag[where], squared[where])
+        return scan.ranking()
 
     def cosines(self, z: Tensor, indices: Tensor) -> Tensor:  # (n, k)
-        """cos(z, ψ̃(y)) of the given candidates: from −1 to 1 whatever the rule, and 0 where either is zero."""
-        z = exact.checked_coefficients(z, self.head.dim)
-        at = indices.numpy()
-        lengths = torch.linalg.vector_norm(z, dim=1)[:, None] * torch.from_numpy(self.arrays.norm[at])
-        return exact.products(self.arrays.psi, z, at) / lengths.masked_fill(lengths == 0, 1.0)
+        """Cosines of z and the given candidates' coordinates: from −1 to 1, and 0 where either is zero."""
+        return self._score(F.normalize(self._check(z), dim=1), indices, "cosine")
 
+    def _score(self, z: Tensor, indices: Tensor, rule: Rule) -> Tensor:  # (n, p), (n, h) -> (n, h)
+        """Score the candidates at ``indices`` in double precision."""
+        psi, diag, rows = self.arrays.psi, self.arrays.diag, max(1, PAIRS // max(1, indices.shape[1]))
+        parts = zip(z.split(rows), indices.split(rows), strict=True)
+        scores = [score_pairs(some[:, None], psi[at].double(), diag[at], rule) for some, at in parts]
+        return torch.cat(scores)
 
-def read_head(folder: Path) -> Head:
-    """The head of a finished index, or a sentence on what the folder is instead."""
-    if (folder / "index.json").is_file():
-        return Head.read(folder / "index.json")
-    if (folder / "draft.json").is_file():
-        raise InputError(f"The index {folder} is unfinished. Run the command that builds it again: it goes on.")
-    raise InputError(f"{folder} is not an index of candidates: index.json is missing. Build one with dsokr embed.")
+    def _check(self, z: Tensor) -> Tensor:
+        """Return coefficients in double precision, if they have the right shape and size."""
+        if z.ndim != 2 or z.shape[1] != self.head.dim:
+            raise InputError(f"Coefficients must have shape (n, {self.head.dim}), as the index. Got {tuple(z.shape)}.")
+        z = z.detach().cpu().double()
+        usable = (z.abs() <= LARGEST).all(dim=1)
+        if not usable.all():
+            row = int((~usable).nonzero()[0])
+            raise InputError(f"Coefficients must be finite and at most {LARGEST:g} in size. Row {row} is not.")
+        return z

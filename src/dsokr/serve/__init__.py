@@ -1,6 +1,10 @@
 """A model behind a web page and a small JSON interface."""
 
-from dsokr.serve.app import create_app
-from dsokr.serve.limits import Limits
+from dsokr.errors import import_extra
+
+import_extra("fastapi", "serve")
+
+from dsokr.serve.app import create_app  # noqa: E402 # after the check that FastAPI is there
+from dsokr.serve.schema import Limits  # noqa: E402
 
 __all__ = ["Limits", "create_app"]

@@ -1,28 +1,34 @@
-"""From questions to ranked candidates; no web in here."""
+"""From questions to ranked candidates, predictions and pictures; no web in here."""
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from dsokr.basis import Rule
-from dsokr.errors import DSOKRError, InputError
+from dsokr.errors import InputError, MissingExtraError
 from dsokr.index import CandidateIndex
-from dsokr.index.exact import LARGEST
+from dsokr.index.candidates import LARGEST
+from dsokr.rules import Rule
+
+PICTURE_SIZE = (260, 190)  # pixels
+MOST_ATOMS = 100  # RDKit blocks all other threads while it draws: 45 ms for this many atoms
+MOST_PICTURES = 1000  # in the cache
+ATOM = re.compile(r"\[[^]]*]|Br|Cl|[A-Za-z*]")
 
 
 class Model(Protocol):
-    """What is needed of a :class:`dsokr.commands.Predictor`."""
+    """What the server needs of a :class:`dsokr.commands.Predictor`."""
 
     @property
-    def input(self) -> Any: ...  # a kind, as in dsokr.commands.kinds
+    def input(self) -> Any: ...  # a kind of column, see dsokr.commands.columns
 
     @property
     def output(self) -> Any: ...
@@ -35,14 +41,14 @@ class Model(Protocol):
 
     def coefficients(self, inputs: Sequence[Any]) -> Tensor: ...  # (n, p)
 
-    def decoded(self, z: Tensor) -> tuple[list[str], Tensor]: ...  # (n, p) -> n outputs, (n,)
+    def decode(self, z: Tensor) -> tuple[list[str], Tensor]: ...  # (n, p) -> n outputs, (n,)
 
 
 class BadInput(InputError):
-    """An input that cannot be answered, by its place in the request."""
+    """An input that cannot be answered, and its place in the request."""
 
-    def __init__(self, at: int, reason: str):
-        self.where = f"inputs.{at}"
+    def __init__(self, position: int, reason: str):
+        self.where = f"inputs.{position}"
         super().__init__(f"{self.where}: {reason}")
 
 
@@ -54,10 +60,6 @@ class Question(NamedTuple):
     k: int
     rule: Rule
 
-    @property
-    def size(self) -> int:
-        return len(self.inputs if self.inputs is not None else self.coefficients or [])
-
 
 class Hits(NamedTuple):
     """The best candidates for every input of a question."""
@@ -65,141 +67,102 @@ class Hits(NamedTuple):
     indices: Tensor  # (n, k)
     scores: Tensor  # (n, k)
     cosines: Tensor  # (n, k)
-    coefficients: Tensor  # (n, p), of the prediction
-    notes: tuple[str, ...] = ()  # why it may be a guess
-
-
-class Computed(NamedTuple):
-    """Coefficients, and what the network warned of meanwhile."""
-
     z: Tensor  # (n, p)
-    notes: tuple[str, ...]
-
-
-class ToDecode(NamedTuple):
-    """The coefficients of one input, and the best candidates for it."""
-
-    z: Tensor  # (p,)
-    best: list[str]
-
-
-class Found(NamedTuple):
-    """What the decoder makes of coefficients, and its rank if it is one of the best candidates."""
-
-    output: str
-    score: float
-    rank: int | None
+    notes: list[str]  # why the answer may be a guess
 
 
 def answer(model: Model, index: CandidateIndex, questions: Sequence[Question]) -> list[Hits | Exception]:
-    """All questions at once: those that follow one rule are one search."""
-    computed = _coefficients(model, index.head.dim, questions)
-    answers: list[Hits | Exception] = [found if isinstance(found, Exception) else _NOTHING for found in computed]
-    by_rule: dict[Rule, dict[int, Computed]] = defaultdict(dict)
-    for at, found in enumerate(computed):
-        if not isinstance(found, Exception):
-            by_rule[questions[at].rule][at] = found
-    for rule, members in by_rule.items():
-        rows = torch.cat([found.z for found in members.values()])
-        ranking = index.search(rows, max(questions[at].k for at in members), rule)
-        cosines = index.cosines(rows, ranking.indices)
-        start = 0
-        for at, found in members.items():
-            where, k = slice(start, start + questions[at].size), questions[at].k
-            best = ranking.indices[where, :k], ranking.scores[where, :k], cosines[where, :k]
-            answers[at] = Hits(*best, rows[where], found.notes)
-            start = where.stop
-    return answers
+    """Answer several questions at once: with one pass of the network and one search for each rule.
+
+    If one of them fails or needs a note of its own, each is answered alone.
+    """
+    is_alone = len(questions) == 1
+    try:
+        with _collect_warnings() as notes:
+            z = _predict(model, questions)
+    except InputError as error:
+        if is_alone:
+            return [error]
+        notes = [str(error)]
+    if notes and not is_alone:
+        return [found for question in questions for found in answer(model, index, [question])]
+    answers: dict[int, Hits | Exception] = {}
+    for rule in {question.rule for question in questions}:
+        chosen = [at for at, question in enumerate(questions) if question.rule == rule]
+        rows, sizes = torch.cat([z[at] for at in chosen]), [len(z[at]) for at in chosen]
+        ranking = index.search(rows, max(questions[at].k for at in chosen), rule)
+        parts = (*ranking, index.cosines(rows, ranking.indices))
+        for at, *best in zip(chosen, *(part.split(sizes) for part in parts), strict=True):
+            indices, scores, cosines = (part[:, : questions[at].k] for part in best)
+            answers[at] = Hits(indices, scores, cosines, z[at], notes)
+    return [answers[at] for at in range(len(questions))]
 
 
-_NOTHING = Hits(torch.empty(0, 0), torch.empty(0, 0), torch.empty(0, 0), torch.empty(0, 0))
-
-
-def decode(model: Model, asked: Sequence[ToDecode]) -> list[Found]:
-    """The model's own answers, which need not be among the candidates."""
-    outputs, scores = model.decoded(torch.stack([one.z for one in asked]))
+def _predict(model: Model, questions: Sequence[Question]) -> list[Tensor]:
+    """Return the coefficients for every question, computed by the network or as given."""
+    asked = [question.inputs for question in questions if question.inputs]
+    inputs = [cell for cells in asked for cell in cells]
+    predicted = iter(_run_network(model, inputs).split(list(map(len, asked))) if inputs else ())
     return [
-        Found(output, score, _rank(model, output, one.best))
-        for output, score, one in zip(outputs, scores.tolist(), asked, strict=True)
-    ]
-
-
-def _rank(model: Model, output: str, best: Sequence[str]) -> int | None:
-    if output in best:
-        return best.index(output) + 1
-    if not output:  # the empty string, which no candidate is
-        return None
-    key = model.output.key
-    mine = key(output)
-    return next((rank for rank, other in enumerate(best, start=1) if key(other) == mine), None)
-
-
-def _coefficients(model: Model, dim: int, questions: Sequence[Question]) -> list[Computed | Exception]:
-    """Coefficients for every question, or what is wrong with it. The network sees all inputs together if it can."""
-    computed: list[Computed | Exception] = [
-        Computed(torch.tensor(question.coefficients or [], dtype=torch.float64).reshape(-1, dim), ())
+        next(predicted) if question.inputs else torch.tensor(question.coefficients, dtype=torch.float64)
         for question in questions
     ]
-    asking = {at: question.inputs for at, question in enumerate(questions) if question.inputs is not None}
-    found = _together(model, list(asking.values())) or [_alone(model, inputs) for inputs in asking.values()]
-    for at, one in zip(asking, found, strict=True):
-        computed[at] = one
-    return computed
 
 
-def _together(model: Model, asked: Sequence[list[Any]]) -> list[Computed | Exception]:
-    """All in one; or nothing, if an input is refused or noted: that is for its own asker, and for no other."""
-    if len(asked) < 2:
-        return []
+def _run_network(model: Model, inputs: list[Any]) -> Tensor:  # (n, p)
     try:
-        with _noting() as notes:
-            z = model.coefficients([cell for inputs in asked for cell in inputs]).cpu().double()
+        z = model.coefficients(inputs).cpu().double()
     except InputError:
-        return []
-    return [] if notes else [_or_too_large(part, ()) for part in z.split([len(inputs) for inputs in asked])]
-
-
-def _alone(model: Model, inputs: list[Any]) -> Computed | Exception:
-    try:
-        with _noting() as notes:
-            z = model.coefficients(inputs).cpu().double()
-    except DSOKRError as error:
-        return _located(model, inputs, error)
-    return _or_too_large(z, tuple(notes))
+        for position, reason in model.input.read(inputs).bad.items():
+            raise BadInput(position, reason) from None
+        raise
+    for position in (~(z.abs() <= LARGEST).all(dim=1)).nonzero()[:, 0].tolist():
+        raise BadInput(position, f"It is too far from the training inputs: its coefficients exceed {LARGEST:g}.")
+    return z
 
 
 @contextmanager
-def _noting() -> Iterator[list[str]]:
-    """The warnings of this thread, as notes: printed, they would tell the server's owner what others asked."""
+def _collect_warnings() -> Iterator[list[str]]:
+    """Collect the warnings of this thread. They are for whoever asked, not for the server's log."""
     notes: list[str] = []
     thread = threading.get_ident()
-    with _CATCHING, warnings.catch_warnings():
-        shown = warnings.showwarning
+    with warnings.catch_warnings():
+        show = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
+        def note(message: Warning | str, category: type[Warning], *args: Any, **options: Any) -> None:
             if category is UserWarning and threading.get_ident() == thread:
                 notes.append(str(message))
             else:
-                shown(message, category, *where, **rest)
+                show(message, category, *args, **options)
 
-        warnings.simplefilter("always", UserWarning)  # and Python remembers none of them
-        warnings.showwarning = show
+        warnings.simplefilter("always", UserWarning)  # so that Python remembers none of them
+        warnings.showwarning = note
         yield notes
 
 
-_CATCHING = threading.Lock()  # how warnings are shown is a setting of the whole process
+def decode(model: Model, z: Tensor, best: Sequence[str]) -> dict[str, Any]:
+    """Find the model's own answer to coefficients (p,), and its rank if it is one of the best candidates."""
+    [output], scores = model.decode(z[None])
+    key = model.output.key(output) if output else None  # no candidate is the empty string
+    rank = next((rank for rank, text in enumerate(best, 1) if text == output or model.output.key(text) == key), None)
+    return {"output": output, "score": scores.item(), "rank": rank}
 
 
-def _or_too_large(z: Tensor, notes: tuple[str, ...]) -> Computed | BadInput:
-    bad = ~(z.abs() <= LARGEST).all(dim=1)
-    if not bad.any():
-        return Computed(z, notes)
-    reason = f"It is so far from the inputs of training that its coefficients are above {LARGEST:g}."
-    return BadInput(int(bad.nonzero()[0]), reason)
+def load_drawing() -> Callable[[str], bytes] | None:
+    """Return a function that draws a molecule as SVG, or None without RDKit."""
+    try:
+        from dsokr import chem
+    except MissingExtraError:
+        return None
 
+    @lru_cache(MOST_PICTURES)
+    def draw(smiles: str) -> bytes:
+        atoms = len(ATOM.findall(smiles))  # counted in the text, because parsing a huge molecule takes long, too
+        if atoms > MOST_ATOMS:
+            raise InputError(f"Molecules of more than {MOST_ATOMS} atoms are not drawn. Got {atoms}.")
+        try:
+            return chem.draw([smiles], size=PICTURE_SIZE).encode()
+        except InputError:
+            raise InputError(f"Could not parse {smiles!r} as a molecule.") from None
 
-def _located(model: Model, inputs: Sequence[Any], error: DSOKRError) -> DSOKRError:
-    """The error, with the place of the first input that cannot be read."""
-    for at, reason in model.input.read(inputs).bad.items():
-        return BadInput(at, reason)
-    return error
+    return draw

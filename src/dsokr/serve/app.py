@@ -1,45 +1,49 @@
-"""The web application: its addresses, and what each answers."""
+"""The web application: its addresses, what each of them answers, and how errors are reported."""
 
+import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from importlib.resources import files
-from typing import Any, Union
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException as StarletteError
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dsokr import __version__
-from dsokr.basis import RULES
-from dsokr.errors import InputError, MissingExtraError
+from dsokr.errors import InputError
 from dsokr.index import CandidateIndex
-from dsokr.serve.answers import Found, Hits, Model, Question, ToDecode, answer, decode
+from dsokr.rules import RULES
+from dsokr.serve.answers import Hits, Model, Question, answer, decode, load_drawing
 from dsokr.serve.batches import Batches, Busy
-from dsokr.serve.drawings import LONGEST, SIZE, Kept, check_size
-from dsokr.serve.limits import Limits
+from dsokr.serve.schema import Answer, Limits, Problem, build_question_model
 
-try:
-    from fastapi import Body, FastAPI, HTTPException, Query
-    from fastapi.responses import Response
+Facts = dict[str, Any]  # what /health answers
 
-    from dsokr.serve.headers import PICTURE_POLICY, WithHeaders
-    from dsokr.serve.hosts import KnownHosts, checked_name
-    from dsokr.serve.refusals import REFUSED, LimitedBody, answer_errors
-    from dsokr.serve.schema import Answer, Health, Hit, Prediction, Problem, Result, question_models
-except ImportError as error:
-    raise MissingExtraError("FastAPI", "serve") from error
-
-PAGE = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
+PAGE = Path(__file__).parent / "page"
+LONGEST_SMILES = 400
+LOCAL_HOSTS = ["localhost", "[::1]", *(f"*.{n}" for n in range(256))]  # IPv4; no domain name ends in a number
+HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9a-fA-F:]+]?")  # a name, a pattern of names or an IPv6 address
+HEADERS = {  # load nothing from elsewhere, guess no content types, do not show the page inside another
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
 }
-PICTURE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"image/svg+xml": {"schema": {"type": "string"}}}, "description": "The picture."},
-    400: REFUSED[400],
-    404: {"model": Problem, "description": "There is no RDKit here to draw with."},
-    422: {"model": Problem, "description": "It is no molecule, or one that is too large to be drawn here."},
-    503: REFUSED[503],
-    504: REFUSED[504],
+PICTURE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'none'",
+    "Cache-Control": "public, max-age=86400",
+}
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Problem, "description": "The request is wrong, too large or too slow."},
+    "5XX": {"model": Problem, "description": "Too many requests are waiting (503), or the answer took too long (504)."},
 }
 
 
@@ -50,169 +54,198 @@ def create_app(
     examples: tuple[str, ...] = (),
     hosts: Sequence[str] = (),
 ) -> FastAPI:
-    """The page at /, and beside it /predict, /drawing, /health and /openapi.json. No other host is ever asked.
+    """Return an application with the page at /, and /predict, /drawing, /health and /openapi.json.
 
-    It answers to localhost, to addresses in numbers, and to the names in ``hosts``.
+    It contacts no other host. It answers requests to localhost, to IP addresses and to the names in ``hosts``.
     """
-    batches: Batches[Question, Hits] = Batches(
-        lambda questions: answer(predictor, index, questions), limits.rows, limits.waiting
-    )
-    decoding: Batches[ToDecode, Found] = Batches(  # beside it, and one by one: a search may take its time
-        lambda asked: decode(predictor, asked), 1, limits.waiting
-    )
-    draw = _draw()
-    drawing: Batches[str, bytes] = Batches(
-        lambda asked: [draw(smiles) for smiles in asked] if draw else [], 1, limits.waiting
-    )
+    draw = load_drawing()
+    rankings = Batches(lambda questions: answer(predictor, index, questions), limits.rows, limits.waiting)
+    predictions = Batches(lambda asked: [decode(predictor, *one) for one in asked], 1, limits.waiting)  # may be slow
+    pictures = Batches(lambda asked: [draw(smiles) for smiles in asked if draw], 1, limits.waiting)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with batches, decoding, drawing:
+        async with rankings, predictions, pictures:
             yield
 
+    handled = (RequestValidationError, StarletteError, Busy, TimeoutError, InputError, Exception)
     app = FastAPI(
         title="dsokr",
         version=__version__,
         description="Rank candidates for inputs by a trained model.",
         lifespan=lifespan,
-        docs_url=None,  # these pages would load scripts from another host
+        docs_url=None,  # these pages load scripts from another host
         redoc_url=None,
+        exception_handlers=dict.fromkeys(handled, _answer_error),
+        responses=PROBLEMS,
     )
-    app.add_middleware(LimitedBody, limits=limits)
-    app.add_middleware(KnownHosts, names=[checked_name(host) for host in hosts])
-    app.add_middleware(WithHeaders)  # around the others
-    answer_errors(app)
-    facts = _facts(predictor, index, limits, examples)
-    _add_predict(app, batches, decoding, index, facts, limits)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_HOSTS + _check_hosts(hosts), www_redirect=False)
+    app.add_middleware(Guard, limits=limits)  # around the other
+    facts = {**_describe(predictor, index, limits), "drawing": draw is not None, "examples": list(examples)}
+    _add_predict(app, rankings, predictions, index, facts)
     _add_health(app, facts)
-    _add_drawing(app, drawing if draw else None, limits)
-    for path in PAGE:
-        app.add_api_route(path, _file(path), methods=["GET", "HEAD"], include_in_schema=False)
+    _add_drawing(app, pictures, facts)
+    for file in PAGE.iterdir():
+        app.add_route("/" if file.name == "index.html" else f"/{file.name}", _serve_file(file))
     return app
 
 
-def _facts(predictor: Model, index: CandidateIndex, limits: Limits, examples: tuple[str, ...]) -> Health:
-    return Health(
-        status="ok",
-        version=__version__,
-        input="" if predictor.input.name == "image" else predictor.input.name,  # paths are for the server's owner
-        width=len(getattr(predictor.input, "mean", ())) or 1,
-        columns=list(getattr(predictor.input, "columns", ())),
-        output=predictor.output.name,
-        output_columns=list(getattr(predictor.output, "columns", ())),
-        searches=predictor.searches,
-        candidates=len(index),
-        coefficients=index.head.dim,
-        rule=predictor.rule,
-        rules=list(RULES),
-        drawing=_draw() is not None,
-        kind=index.head.kind,
-        limits=asdict(limits),
-        examples=list(examples),
-    )
+def _check_hosts(hosts: Sequence[str]) -> list[str]:
+    for host in hosts:
+        if not HOST.fullmatch(host):
+            raise InputError(f"Hosts are names such as models.example.org, without a port. Got {host!r}.")
+    return [f"[{host}]" if ":" in host and "[" not in host else host for host in hosts]
 
 
-def _add_predict(
-    app: FastAPI,
-    batches: Batches[Question, Hits],
-    decoding: Batches[ToDecode, Found],
-    index: CandidateIndex,
-    facts: Health,
-    limits: Limits,
-) -> None:
-    models = question_models(facts, limits)
-    asked: Any = models[0] if len(models) == 1 else Union[tuple(models)]  # noqa: UP007 # made at run time
+def _describe(predictor: Model, index: CandidateIndex, limits: Limits) -> Facts:
+    return {
+        "status": "ok",
+        "version": __version__,
+        "input": "" if predictor.input.name == "image" else predictor.input.name,  # strangers must not name paths
+        "width": len(getattr(predictor.input, "mean", ())) or 1,  # of an input of kind vector
+        "columns": list(getattr(predictor.input, "columns", ())),
+        "output": predictor.output.name,
+        "output_columns": list(getattr(predictor.output, "columns", ())),
+        "searches": predictor.searches,  # whether it has an answer of its own
+        "candidates": len(index),
+        "coefficients": index.head.dim,
+        "rule": predictor.rule,
+        "rules": list(RULES),
+        "kind": index.head.kind,
+        "limits": asdict(limits),
+    }
 
-    @app.post("/predict", responses=REFUSED, response_model=Answer)
-    async def predict(question: asked = Body()) -> Response:  # noqa: B008 # how FastAPI is told
-        """The k best candidates for every input and, if that is asked for, the model's own answer."""
+
+def _add_predict(app: FastAPI, rankings: Batches, predictions: Batches, index: CandidateIndex, facts: Facts) -> None:
+    accepted: Any = build_question_model(facts)
+    seconds = facts["limits"]["seconds"]
+
+    @app.post("/predict", response_model=Answer)
+    async def predict(body: accepted) -> JSONResponse:
+        """Find the k best candidates for every input and, on request, the model's own answer."""
         start = time.perf_counter()
-        inputs, coefficients = (getattr(question, name, None) for name in ("inputs", "coefficients"))
-        wanted = Question(inputs, coefficients, question.k, question.rule)
-        hits = await _in_time(batches.ask(wanted, wanted.size, limits.seconds))
-        results = _results(index, hits)
-        if question.predict and facts.searches:
-            for z, result in zip(hits.coefficients, results, strict=True):
-                left = start + limits.seconds - time.perf_counter()
-                found = await _in_time(decoding.ask(ToDecode(z, [hit.output for hit in result.hits]), 1, left))
-                result.prediction = Prediction(**found._asdict())
-        spent = round(1000 * (time.perf_counter() - start), 3)
-        made = Answer(
-            rule=question.rule, candidates=len(index), milliseconds=spent, results=results, notes=list(hits.notes)
-        )
-        return Response(made.model_dump_json(), media_type="application/json")
+        inputs, coefficients = getattr(body, "inputs", None), body.coefficients
+        question, rows = Question(inputs, coefficients, int(body.k), body.rule), len(inputs or coefficients)
+        hits = await rankings.ask(question, rows, seconds)
+        results = _list_hits(index, hits)
+        for z, result in zip(hits.z, results, strict=True):
+            if body.predict and facts["searches"]:
+                best, left = [hit["output"] for hit in result["hits"]], start + seconds - time.perf_counter()
+                result["prediction"] = await predictions.ask((z, best), 1, left)
+        milliseconds = round(1000 * (time.perf_counter() - start), 3)
+        made = {"rule": body.rule, "candidates": len(index), "milliseconds": milliseconds}
+        return JSONResponse({**made, "results": results, "notes": hits.notes})
 
 
-def _add_health(app: FastAPI, facts: Health) -> None:
-    @app.get("/health", responses={400: REFUSED[400]})
-    async def health() -> Health:
+def _list_hits(index: CandidateIndex, hits: Hits) -> list[dict[str, Any]]:
+    results = []
+    for row in zip(hits.indices.tolist(), hits.scores.tolist(), hits.cosines.tolist(), strict=True):
+        found = [
+            {"rank": rank, "index": at, "output": index.texts[at], "name": index.names[at], "score": s, "cosine": c}
+            for rank, (at, s, c) in enumerate(zip(*row, strict=True), start=1)
+        ]
+        results.append({"hits": found, "prediction": None})
+    return results
+
+
+def _add_health(app: FastAPI, facts: Facts) -> None:
+    example: dict[str, Any] = {"content": {"application/json": {"example": facts}}}
+
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health", responses={200: example})
+    async def health() -> Facts:
         """What is served, and how."""
         return facts
 
-    app.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
+def _add_drawing(app: FastAPI, pictures: Batches, facts: Facts) -> None:
+    svg: dict[str, Any] = {"content": {"image/svg+xml": {"schema": {"type": "string"}}}}
+    accepted = Query(min_length=1, max_length=LONGEST_SMILES, description="A molecule.")
 
-def _add_drawing(app: FastAPI, drawing: Batches[str, bytes] | None, limits: Limits) -> None:
-    kept = Kept()
-
-    @app.get("/drawing", responses=PICTURE, response_class=Response)
-    async def picture(
-        smiles: str = Query(min_length=1, max_length=LONGEST, description="A molecule."),
-    ) -> Response:
+    @app.get("/drawing", responses={200: svg}, response_class=Response)
+    async def drawing(smiles: str = accepted) -> Response:
         """A molecule as SVG."""
-        if drawing is None:
-            raise HTTPException(404, 'There is no RDKit here to draw with. Install it: pip install "dsokr[chem]".')
-        svg = kept.get(smiles)
-        if svg is None:
-            check_size(smiles)
+        if not facts["drawing"]:
+            raise HTTPException(404, 'Drawing needs RDKit on the server: pip install "dsokr[chem]".')
+        picture = await pictures.ask(smiles, 1, facts["limits"]["seconds"])
+        return Response(picture, media_type="image/svg+xml", headers=PICTURE_HEADERS)
+
+
+def _serve_file(file: Path) -> Any:
+    async def serve(request: Request) -> FileResponse:
+        return FileResponse(file, headers={"Cache-Control": "no-cache"})
+
+    return serve
+
+
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Report any error as one JSON object with one sentence."""
+    match error:
+        case RequestValidationError():
+            return _answer_invalid(request, error)
+        case StarletteError():
+            return _problem(error.status_code, f"{error.detail.rstrip('.')}.", headers=error.headers)
+        case Busy():
+            return _problem(503, "Too many requests are waiting. Try again in a second.", headers={"Retry-After": "1"})
+        case TimeoutError():
+            return _problem(504, "The answer took too long. Ask for less at once, or try again later.")
+        case InputError():
+            return _problem(422, str(error), getattr(error, "where", ""))
+    return _problem(500, "The server failed; its log says why.", headers=HEADERS)  # sent from outside of the guard
+
+
+def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return _problem(400, "The body is not JSON.")
+    if request.method == "POST" and "json" not in request.headers.get("content-type", ""):
+        return _problem(422, "Send JSON with the header Content-Type: application/json.")
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
+    sentence = re.sub(r"\d{9,}", lambda number: f"{float(number[0]):g}", f"{where or 'body'}: {first['msg']}.")
+    return _problem(422, sentence, where)
+
+
+def _problem(status: int, error: str, where: str = "", headers: Any = None) -> JSONResponse:
+    return JSONResponse({"error": error, "where": where}, status, headers=headers)
+
+
+class Guard:
+    """Adds security headers to every response; refuses bodies that are too large, before they are read, or too slow."""
+
+    def __init__(self, app: ASGIApp, limits: Limits):
+        self.app, self.limits = app, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        if scope["type"] == "http":
+            await self.app(scope, self._limit(scope, receive), send_with_headers)
+        else:
+            await self.app(scope, receive, send)
+
+    def _limit(self, scope: Scope, receive: Receive) -> Receive:
+        size, deadline = int(Headers(scope=scope).get("content-length", 0)), time.monotonic() + self.limits.seconds
+        received = 0
+
+        async def receive_within_limits() -> Message:
+            nonlocal received
+            self._check_size(size)
             try:
-                svg = await _in_time(drawing.ask(smiles, 1, limits.seconds))
-            except InputError:
-                raise HTTPException(422, f"Could not parse {smiles!r} as a molecule.") from None
-            kept.keep(smiles, svg)
-        headers = {"Cache-Control": "public, max-age=86400", "Content-Security-Policy": PICTURE_POLICY}
-        return Response(svg, media_type="image/svg+xml", headers=headers)
+                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            except TimeoutError:
+                raise HTTPException(408, "The request took too long to arrive.", {"Connection": "close"}) from None
+            received += len(message.get("body", b""))
+            self._check_size(received)
+            return message
 
+        return receive_within_limits
 
-def _results(index: CandidateIndex, hits: Hits) -> list[Result]:
-    rows = zip(hits.indices.tolist(), hits.scores.tolist(), hits.cosines.tolist(), strict=True)
-    return [
-        Result(
-            hits=[
-                Hit(rank=rank, index=at, output=index.texts[at], name=index.names[at], score=score, cosine=cosine)
-                for rank, (at, score, cosine) in enumerate(zip(*row, strict=True), start=1)
-            ],
-            prediction=None,
-        )
-        for row in rows
-    ]
-
-
-async def _in_time(answer: Awaitable[Any]) -> Any:
-    try:
-        return await answer
-    except Busy:
-        raise HTTPException(
-            503, "Too many requests are waiting. Try again in a second.", {"Retry-After": "1"}
-        ) from None
-    except TimeoutError:
-        raise HTTPException(504, "The answer took too long. Ask for less at once, or try again later.") from None
-
-
-def _draw() -> Callable[[str], bytes] | None:
-    """Draws a molecule; None where there is no RDKit."""
-    try:
-        from dsokr import chem
-    except MissingExtraError:
-        return None
-    return lambda smiles: chem.draw([smiles], size=SIZE).encode()
-
-
-def _file(path: str) -> Callable[[], Awaitable[Response]]:
-    name, kind = PAGE[path]
-    content = (files("dsokr.serve") / "page" / name).read_bytes()
-
-    async def served() -> Response:
-        return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
-
-    return served
+    def _check_size(self, size: int) -> None:
+        if size > self.limits.body_bytes:
+            sentence = f"The body is too large: the limit is {self.limits.body_bytes:,} bytes."
+            raise HTTPException(413, sentence, {"Connection": "close"})

@@ -1,82 +1,67 @@
-"""Requests that come at the same time are answered together: a search of many rows costs little more than one row."""
+"""Micro-batching: requests that arrive at the same time are answered together.
+
+A search for many rows costs little more than for one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
-
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+from typing import Any, NamedTuple
 
 
 class Busy(Exception):
-    """So many requests wait that another would only wait in vain."""
+    """Too many requests are waiting."""
 
 
-@dataclass
-class _Job(Generic[Asked, Answer]):
-    asked: Asked
+class _Job(NamedTuple):
+    question: Any
     size: int
-    done: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[Any]
 
 
-class Batches(Generic[Asked, Answer]):
-    """A queue in front of one thread. While the thread works, requests gather; it takes all that are there at once.
+class Batches:
+    """A queue in front of one thread. Requests gather while the thread works; then it takes up to ``size`` of them.
 
-    ``answer`` gets what was asked and gives an answer or an exception for each. Nothing is delayed to wait for others.
+    ``answer`` gets the questions and returns an answer or an exception for each. No request waits for later ones.
     """
 
-    def __init__(self, answer: Callable[[Sequence[Asked]], Sequence[Answer | Exception]], size: int, waiting: int):
+    def __init__(self, answer: Callable[[list[Any]], Sequence[Any]], size: int, waiting: int):
         self._answer, self._size, self._waiting = answer, size, waiting
 
-    async def __aenter__(self) -> Batches[Asked, Answer]:
-        self._queue: asyncio.Queue[_Job[Asked, Answer]] = asyncio.Queue(self._waiting)
+    async def __aenter__(self) -> Batches:
+        self._queue: asyncio.Queue[_Job] = asyncio.Queue(self._waiting)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._worker = asyncio.create_task(self._work())
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._worker.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._worker
-        while not self._queue.empty():
-            self._queue.get_nowait().done.cancel()
+        self._worker.cancel()  # the server waits for requests under way before it stops
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def ask(self, asked: Asked, size: int, seconds: float) -> Answer:
-        """The answer. Raises :class:`Busy`, ``TimeoutError``, or what was raised while answering."""
-        job: _Job[Asked, Answer] = _Job(asked, size)
+    async def ask(self, question: Any, size: int, seconds: float) -> Any:
+        """Return the answer. Raises :class:`Busy`, ``TimeoutError``, or the exception in place of an answer."""
+        job = _Job(question, size, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(job)
         except asyncio.QueueFull:
             raise Busy from None
-        return await asyncio.wait_for(job.done, seconds)  # a job that is given up is cancelled, and skipped
+        return await asyncio.wait_for(job.answer, seconds)  # cancels the job after that time, so that it is skipped
 
     async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             jobs = [await self._queue.get()]
             while not self._queue.empty() and sum(job.size for job in jobs) < self._size:
                 jobs.append(self._queue.get_nowait())
-            jobs = [job for job in jobs if not job.done.done()]
-            if not jobs:
-                continue
-            try:
-                answers = await loop.run_in_executor(self._thread, self._answer, [job.asked for job in jobs])
-            except asyncio.CancelledError:
-                for job in jobs:
-                    job.done.cancel()
-                raise
-            except Exception as error:
-                answers = [error] * len(jobs)
-            for job, answer in zip(jobs, answers, strict=True):
-                if job.done.done():
-                    continue
-                if isinstance(answer, Exception):
-                    job.done.set_exception(answer)
-                else:
-                    job.done.set_result(answer)
+            await self._answer_jobs([job for job in jobs if not job.answer.done()])
+
+    async def _answer_jobs(self, jobs: list[_Job]) -> None:
+        questions = [job.question for job in jobs]
+        try:
+            answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, questions)
+        except Exception as error:
+            answers = [error] * len(jobs)
+        for job, answer in zip(jobs, answers, strict=True):
+            if not job.answer.done():
+                (job.answer.set_exception if isinstance(answer, Exception) else job.answer.set_result)(answer)

@@ -1,45 +1,52 @@
-"""The messages of the JSON interface. Made for one model and its limits, so that the schema says what is taken."""
+"""The messages of the JSON interface, built for one model and its limits, so that the schema says what is accepted."""
 
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from dsokr.basis import RULES, Rule
-from dsokr.index.exact import LARGEST
-from dsokr.serve.limits import Limits
+from dsokr.errors import check_number
+from dsokr.index.candidates import LARGEST
+from dsokr.rules import RULES, Rule
 
 LARGEST_INPUT = 3.4e38  # networks compute in single precision
-InputNumber = Annotated[float, Field(strict=True, ge=-LARGEST_INPUT, le=LARGEST_INPUT, allow_inf_nan=False)]
-Coefficient = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # as in JSON: 10 or 10.0, but not true or "10"
 
 
-def _number(value: Any) -> Any:
-    """What JSON calls a number: 10 and 10.0, not true or "10"."""
-    if isinstance(value, bool | str):
-        raise PydanticCustomError("int_type", "Input should be a valid integer")
-    return value
+@dataclass(frozen=True)
+class Limits:
+    """Requests beyond these limits are refused before any work is done for them."""
 
+    body_bytes: int = 1_000_000
+    inputs: int = 64  # per request
+    text: int = 5_000  # characters of an input
+    k: int = 100
+    seconds: float = 10.0  # for a request to arrive, and for its answer
+    waiting: int = 256  # requests in the queue
+    rows: int = 256  # inputs of several requests that are answered together
 
-Whole = Annotated[int, BeforeValidator(_number)]
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_number(self, field.name, "above 0", getattr(self, field.name) > 0)
 
 
 class Hit(BaseModel):
     """A candidate among the best."""
 
     rank: int = Field(ge=1)
-    index: int = Field(ge=0, description="Its place in the index, from 0.")
-    output: str = Field(description="The candidate, as it is written in the library.")
-    name: str = Field(description="Its name there, or nothing.")
+    index: int = Field(ge=0, description="Position in the index, from 0.")
+    output: str = Field(description="The candidate, as written in the library.")
+    name: str = Field(description="Its name in the library, or an empty string.")
     score: float = Field(description="By the decoding rule; larger is better.")
-    cosine: float = Field(description="The cosine of prediction and candidate, from -1 to 1, whatever the rule.")
+    cosine: float = Field(description="Cosine of prediction and candidate, from -1 to 1, whatever the rule.")
 
 
 class Prediction(BaseModel):
-    """What the model's decoder finds among all outputs there can be, as `dsokr predict` does."""
+    """What the model's decoder finds among all possible outputs, as `dsokr predict` does."""
 
     output: str
-    score: float = Field(description="By the rule of the model, see /health; larger is better.")
+    score: float = Field(description="By the model's own rule, see /health; larger is better.")
     rank: int | None = Field(description="Its rank among the hits, if it is one of them.")
 
 
@@ -47,15 +54,15 @@ class Result(BaseModel):
     """The best candidates for one input, best first, and the model's own answer."""
 
     hits: list[Hit]
-    prediction: Prediction | None = Field(description="If predict was asked for and the model searches, see /health.")
+    prediction: Prediction | None = Field(description="If predict was set and the model searches, see /health.")
 
 
 class Answer(BaseModel):
     rule: Rule
-    candidates: int = Field(description="How many were searched.")
+    candidates: int = Field(description="Number of candidates searched.")
     milliseconds: float
-    results: list[Result] = Field(description="One for every input, in their order.")
-    notes: list[str] = Field(description="Why the answer may be a guess, in sentences; most often none.")
+    results: list[Result] = Field(description="One per input, in the same order.")
+    notes: list[str] = Field(description="Sentences that say why the answer may be a guess; usually none.")
 
 
 class Problem(BaseModel):
@@ -65,46 +72,35 @@ class Problem(BaseModel):
     where: str = Field("", description="The part of the request it is about, such as inputs.2.")
 
 
-class Health(BaseModel):
-    status: str
-    version: str
-    input: str = Field(description="The kind of inputs: text, smiles, string or vector; or none.")
-    width: int = Field(description="How many numbers an input of kind vector has.")
-    columns: list[str] = Field(description="The columns these numbers had in training, in their order.")
-    output: str = Field(description="The kind of outputs.")
-    output_columns: list[str] = Field(description="The columns that outputs of kind vector had in training.")
-    searches: bool = Field(description="Whether predict gives an answer of the model's own, beside the candidates.")
-    candidates: int
-    coefficients: int = Field(description="p, how many coefficients a prediction has.")
-    rule: Rule = Field(description="The decoding rule that is used unless another is asked for.")
-    rules: list[Rule]
-    drawing: bool = Field(description="Whether /drawing draws molecules here.")
-    kind: str = Field(description="How the candidates are searched: exact, flat, hnsw or ivfpq.")
-    limits: dict[str, int | float]
-    examples: list[str] = Field(description="Inputs to try.")
-
-
-def question_models(facts: Health, limits: Limits) -> list[type[BaseModel]]:
-    """What /predict takes: inputs of the model's kind, if they can be sent, or coefficients."""
-    width, dim = facts.width, facts.coefficients
-    common: dict[str, Any] = {
-        "k": (Whole, Field(min(10, limits.k), ge=1, le=limits.k, description="How many candidates.")),
-        "rule": (Rule, Field(facts.rule, description=f"The decoding rule: {', '.join(RULES)}.")),
-        "predict": (bool, Field(False, strict=True, description="Whether the model's own answer is wanted too.")),
+def build_question_model(facts: dict[str, Any]) -> Any:
+    """Return the model of a body of /predict: inputs of the model's kind, if they can be sent, or coefficients."""
+    limits, most = facts["limits"], facts["limits"]["k"]
+    either = {"coefficients": _rows(_numbers(facts["coefficients"], LARGEST), limits)}
+    if facts["input"] == "vector":
+        either["inputs"] = _rows(_numbers(facts["width"], LARGEST_INPUT), limits)
+    elif facts["input"]:
+        either["inputs"] = _rows(Annotated[str, Field(min_length=1, max_length=limits["text"], pattern=r"\S")], limits)
+    options: dict[str, Any] = {
+        "k": (Number, Field(min(10, most), multiple_of=1, ge=1, le=most, description="Number of candidates.")),
+        "rule": (Rule, Field(facts["rule"], description=f"The decoding rule: {', '.join(RULES)}.")),
+        "predict": (bool, Field(False, strict=True, description="Whether to add the model's own answer.")),
     }
-    asked: dict[str, Any] = {}
-    if facts.input == "vector":
-        order = f"In this order: {', '.join(facts.columns)}." if len(facts.columns) == width else None
-        numbers = Field(min_length=width, max_length=width, description=order)
-        asked["inputs"] = Annotated[list[InputNumber], numbers]
-    elif facts.input:
-        asked["inputs"] = Annotated[str, Field(min_length=1, max_length=limits.text, pattern=r"\S")]
-    asked["coefficients"] = Annotated[list[Coefficient], Field(min_length=dim, max_length=dim)]
-    return [_question(name, one, limits, common) for name, one in asked.items()]
+    config = ConfigDict(extra="forbid", json_schema_extra={"oneOf": [{"required": [name]} for name in either]})
+    validators: Any = {"check": _check_question}
+    return create_model("Question", __config__=config, __validators__=validators, **either, **options)
 
 
-def _question(name: str, one: Any, limits: Limits, common: dict[str, Any]) -> type[BaseModel]:
-    title = name.capitalize()
-    rows = (list[one], Field(min_length=1, max_length=limits.inputs))
-    fields: dict[str, Any] = {name: rows, **common}
-    return create_model(title, __config__=ConfigDict(extra="forbid", title=title), **fields)
+def _numbers(length: int, largest: float) -> Any:
+    number = Annotated[Number, Field(ge=-largest, le=largest)]
+    return Annotated[list[number], Field(min_length=length, max_length=length)]
+
+
+def _rows(item: Any, limits: dict[str, Any]) -> Any:
+    return list[item], Field(None, min_length=1, max_length=limits["inputs"])
+
+
+@model_validator(mode="after")
+def _check_question(question: Any) -> Any:
+    if len(question.model_fields_set & {"inputs", "coefficients"}) != 1:
+        raise PydanticCustomError("question", "Give inputs or coefficients, and not both")
+    return question

@@ -1,4 +1,4 @@
-"""Running the application until it is told to stop."""
+"""Running the application until it is stopped."""
 
 from __future__ import annotations
 
@@ -11,55 +11,34 @@ from typing import Any
 
 import torch
 
-from dsokr.errors import InputError, MissingExtraError
+from dsokr.errors import InputError, import_extra
 
-GRACE_SECONDS = 10  # for requests under way when the server is told to stop
+GRACE_SECONDS = 10  # for requests under way when the server is stopped
 CONNECTIONS = 1000
-SWITCH_SECONDS = 2e-4  # the thread that searches and the one that speaks HTTP take turns; Python's 5 ms are long here
+SWITCH_SECONDS = 2e-4  # between the threads for searching and for HTTP; Python's default of 5 ms is long here
 
 
 def run(app: Any, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C or SIGTERM; requests under way are answered first."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtraError("uvicorn", "serve") from error
-    listening = _bound(host, port)
+    uvicorn = import_extra("uvicorn", "serve")
+    listening = bind(host, port)
     sys.setswitchinterval(SWITCH_SECONDS)
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))  # one core is for the requests themselves
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))  # one core is for HTTP
     shown, number = listening.getsockname()[:2]
-    address = f"[{shown}]" if ":" in shown else shown
-    say(f"Serving at http://{address}:{number} (Ctrl-C stops it)")
-    if not _is_local(shown):
-        say("Anyone who reaches this address can ask: the server has no passwords.")
-    config = uvicorn.Config(
-        app,
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    with suppress(KeyboardInterrupt):  # the way to stop it, and nothing to complain about
+    say(f"Serving at http://{f'[{shown}]' if ':' in shown else shown}:{number} (Ctrl-C to stop)")
+    if not shown.startswith("127.") and shown != "::1":
+        say("Anyone who can reach this address can use the server: it has no passwords.")
+    limits = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": GRACE_SECONDS}
+    config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, **limits)
+    with suppress(KeyboardInterrupt):  # the usual way to stop
         uvicorn.Server(config).run(sockets=[listening])
     say("Stopped.")
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    made = None
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at the address; port 0 is any free port."""
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        if made is not None:
-            made.close()
-        raise InputError(
-            f"Cannot listen at {host}, port {port}: {error}. Choose others with --host and --port."
-        ) from error
-    return made
-
-
-def _is_local(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"
+        message = f"Cannot listen at {host}, port {port}: {error}. Choose others with --host and --port."
+        raise InputError(message) from error
