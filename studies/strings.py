@@ -229,7 +229,7 @@ def number_letters(word: str) -> list[int]:
     return [ord(letter) - FIRST for letter in word]
 
 
-def read_letters(classifier: FittedNetwork, words: WrittenWords) -> list[np.ndarray]:  # for every word (its letters, 26)
+def read_letters(classifier: FittedNetwork, words: WrittenWords) -> list[np.ndarray]:  # each (letters, 26)
     """Log-probabilities of the letters of words."""
     log_p = classifier.predict(words.letter_images()).log_softmax(dim=1).numpy()
     return np.split(log_p, np.cumsum(words.lengths())[:-1])
