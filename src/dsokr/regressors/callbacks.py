@@ -21,6 +21,7 @@ from torch import Tensor
 from dsokr.errors import TrainingError
 from dsokr.files import replace_file
 
+MONITOR = "monitor"  # the metric by which epochs are compared, larger is better
 CHECKPOINT_EVERY = timedelta(minutes=1)
 LINE_EVERY = 10.0  # seconds between lines in a log
 REWRITE_EVERY = 0.2  # seconds between updates of the line in a terminal
@@ -29,13 +30,11 @@ REWRITE_EVERY = 0.2  # seconds between updates of the line in a terminal
 class Recorder(Callback):
     """Records the metrics of every epoch and the weights of the best, also across interruptions.
 
-    ``monitor`` is a score, better when larger, if its name says so; a loss otherwise. Without validation the last epoch
-    counts as the best.
+    Without validation the last epoch counts as the best.
     """
 
-    def __init__(self, monitor: str, folder: Path | None, fingerprint: str, keep_state: bool):
-        self.monitor, self.folder, self.keep_state = monitor, folder, keep_state
-        self.fingerprint, self.is_finished = fingerprint, False
+    def __init__(self, folder: Path | None, fingerprint: str, keep_state: bool):
+        self.folder, self.fingerprint, self.keep_state, self.is_finished = folder, fingerprint, keep_state, False
         self.rows: list[dict[str, float]] = []
         self.best_epoch, self.best_value = 0, -math.inf
         self.best_weights: dict[str, Tensor] = {}
@@ -47,8 +46,10 @@ class Recorder(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
 
-    def read_checkpoint(self, file: Path) -> None:
-        """Take over the records in a checkpoint, unless it belongs to another training."""
+    def read_checkpoint(self) -> Path | None:
+        """Take over the records in a checkpoint, if there is one, unless it belongs to another training."""
+        if self.folder is None or not (file := self.folder / "last.ckpt").exists():
+            return None
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)["callbacks"][self.state_key]
         except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError) as error:
@@ -59,26 +60,22 @@ class Recorder(Callback):
                 "another Training.folder, or delete it."
             )
         self.load_state_dict(state)
+        return file
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         row = {"epoch": trainer.current_epoch + 1, "train_loss": module.mean_loss()}  # type: ignore[operator] # ours
-        if row["epoch"] % (trainer.check_val_every_n_epoch or 1) == 0:
-            row |= {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("val_")}
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        is_validated = MONITOR in metrics and row["epoch"] % (trainer.check_val_every_n_epoch or 1) == 0
+        if is_validated:
+            row |= {name: value for name, value in metrics.items() if name.startswith("val_")}
         self.rows.append(row)
-        if self._is_best(row):
+        value = metrics[MONITOR] if is_validated else -math.inf
+        if value > self.best_value or not math.isfinite(self.best_value):
             weights = module.network.state_dict()  # type: ignore[union-attr] # ours
-            self.best_epoch = row["epoch"]
+            self.best_epoch, self.best_value = row["epoch"], value
             self.best_weights = {name: w.detach().clone().contiguous() for name, w in weights.items()}
         if self.folder is not None and trainer.is_global_zero:
             self._write_metrics(self.folder / "metrics.csv")
-
-    def _is_best(self, row: dict[str, float]) -> bool:
-        if self.monitor not in row:  # without any validation the last epoch is the best
-            return not any(self.monitor in other for other in self.rows)
-        value = row[self.monitor] if "score" in self.monitor else -row[self.monitor]
-        is_better = value > self.best_value or not math.isfinite(self.best_value)
-        self.best_value = value if is_better else self.best_value
-        return is_better
 
     def _write_metrics(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -82,19 +82,23 @@ class KernelRidge(Regressor):
         X, generator = as_outputs(X, "X"), Generator().manual_seed(seed + 1)  # the outputs' sketch uses the seed itself
         basis = sketch_basis(self.kernel, X, self.sketch, generator=generator, device=device)
         ridge = SketchedRidge.of(basis, X, targets.coordinates)
-        if validation is None:
-            return FittedRidge(basis, ridge.solve(ridge.cross, self.penalties[0]), self.penalties[0])
-        inputs = basis.embed(as_outputs(validation[0], "X"))
-        rows, best, best_score = [], None, -math.inf
+        history = History()
+        if validation is not None:
+            history = self._compare(ridge, basis.embed(as_outputs(validation[0], "X")), validation[1], score)
+        penalty = self.penalties[max(history.best_epoch - 1, 0)]
+        return FittedRidge(basis, ridge.solve(ridge.cross, penalty), penalty, history)
+
+    def _compare(self, ridge: SketchedRidge, inputs: Tensor, targets: Targets, score: Score | None) -> History:
+        """Evaluate every λ on validation inputs, given by their coordinates in the input basis."""
+        rows = []
         for number, penalty in enumerate(self.penalties, start=1):
-            weights = ridge.solve(ridge.cross, penalty)
-            row = {"epoch": number, "regularization": penalty, **_evaluate(inputs @ weights, validation[1], score)}
-            rows.append(row)
-            value = row["val_score"] if score else -row["val_loss"]
-            if best is None or value > best_score:
-                best, best_score = FittedRidge(basis, weights, penalty, History(rows, number)), value
-        assert best is not None  # there is at least one λ
-        return best
+            z = inputs @ ridge.solve(ridge.cross, penalty)
+            loss = (z - targets.coordinates).square().sum(dim=1).add(targets.residuals).mean().item()
+            rows.append({"epoch": number, "regularization": penalty, "val_loss": loss})
+            if score is not None:
+                rows[-1]["val_score"] = score(z)
+        best = max(rows, key=lambda row: row.get("val_score", -row["val_loss"]))
+        return History(rows, int(best["epoch"]))
 
     def restore(
         self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: torch.device
@@ -125,11 +129,6 @@ class FittedRidge(Fitted):
 
     def facts(self) -> dict[str, Any]:
         return {"anchors": pack_outputs(self.basis.anchors, "anchors", {}), "regularization": self.regularization}
-
-
-def _evaluate(z: Tensor, targets: Targets, score: Score | None) -> dict[str, float]:
-    loss = (z - targets.coordinates).square().sum(dim=1).add(targets.residuals).mean().item()
-    return {"val_loss": loss} if score is None else {"val_loss": loss, "val_score": score(z)}
 
 
 @dataclass(frozen=True, eq=False)

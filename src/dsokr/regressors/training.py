@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from dsokr.errors import Interrupted, TrainingError, check_choice, check_integer
 from dsokr.files import fingerprint
 from dsokr.losses import Objective
 from dsokr.regressors.base import History, Monitor, Score
-from dsokr.regressors.callbacks import Progress, Recorder, StateCheckpoint
+from dsokr.regressors.callbacks import MONITOR, Progress, Recorder, StateCheckpoint
 from dsokr.regressors.networks.base import call_optional
 
 Batch = tuple[Tensor, Tensor, Tensor]  # inputs, targets, residuals
@@ -107,12 +107,10 @@ def train(
     folder = None if training.folder is None else Path(training.folder)
     data = [pairs] if validation is None else [pairs, validation]
     identity = "" if folder is None else _identify(network, data, loss, training, seed)
-    recorder = Recorder("val_score" if score else "val_loss", folder, identity, training.keep_state)
-    checkpoint = None if folder is None or not (folder / "last.ckpt").exists() else folder / "last.ckpt"
-    if checkpoint is not None:
-        recorder.read_checkpoint(checkpoint)
+    recorder = Recorder(folder, identity, training.keep_state)
+    checkpoint = recorder.read_checkpoint()
     if not recorder.is_finished:
-        module = _Regression(network, pairs, validation, loss, training, seed, score)
+        module = _Regression(network, data, loss, training, seed, score)
         callbacks = _make_callbacks(recorder, training, validation is not None)
         with seeded(seed), _silence_lightning():
             _run(pl.Trainer(**_trainer_arguments(training, callbacks, device)), module, checkpoint)
@@ -126,8 +124,7 @@ def train(
 def _make_callbacks(recorder: Recorder, training: Training, has_validation: bool) -> list[Callback]:
     callbacks: list[Callback] = [recorder]
     if has_validation and training.patience is not None:
-        mode = "max" if "score" in recorder.monitor else "min"
-        callbacks.append(EarlyStopping(recorder.monitor, mode=mode, patience=training.patience, check_finite=False))
+        callbacks.append(EarlyStopping(MONITOR, mode="max", patience=training.patience, check_finite=False))
     if training.progress is not False:
         callbacks.append(Progress(recorder, always=training.progress is True))
     if recorder.folder is not None:
@@ -165,7 +162,7 @@ def _run(trainer: pl.Trainer, module: _Regression, checkpoint: Path | None) -> N
             remedy = "Call fit again with the same data and random_state to resume."
         raise Interrupted(f"Training was interrupted in epoch {trainer.current_epoch + 1}. {remedy}") from stop
     finally:
-        if threading.current_thread() is threading.main_thread() and handler is not None:
+        with suppress(ValueError, TypeError):  # not in the main thread, or not set by Python
             signal.signal(signal.SIGINT, handler)
 
 
@@ -217,18 +214,13 @@ class SlicedBatches:
             yield self.pairs[index]
 
 
-def _move(pairs: TensorDataset, device: torch.device) -> TensorDataset:
-    return TensorDataset(*(tensor.to(device) for tensor in pairs.tensors))
-
-
 class _Regression(pl.LightningModule):
     """min over W of the mean of c(‖g_W(x) − ψ̃(y)‖² + residual(y))."""
 
     def __init__(
         self,
         network: nn.Module,
-        pairs: TensorDataset,
-        validation: TensorDataset | None,
+        data: list[TensorDataset],
         loss: Objective,
         training: Training,
         seed: int,
@@ -236,8 +228,8 @@ class _Regression(pl.LightningModule):
     ):
         super().__init__()
         self.network, self.loss, self.options, self.seed, self.score = network, loss, training, seed, score
-        self.pairs, self.validation = pairs, validation
-        lengths = call_optional(network, "lengths", pairs.tensors[0])
+        self.data = data  # to train on and, perhaps, to validate on
+        lengths = call_optional(network, "lengths", data[0].tensors[0])
         self.lengths = None if lengths is None else lengths.cpu()
         self._losses: list[tuple[Tensor, int]] = []  # of a batch, and its number of rows
         self._validated: list[tuple[Tensor, Tensor]] = []  # the loss of a batch, and its coordinates
@@ -245,9 +237,8 @@ class _Regression(pl.LightningModule):
     def setup(self, stage: str) -> None:
         device, mode = self.trainer.strategy.root_device, self.options.compile
         if self.options.keep_data_on_device:
-            self.pairs = _move(self.pairs, device)
-            self.validation = None if self.validation is None else _move(self.validation, device)
-        network, loss = self.network, self.loss.among(self.pairs.tensors[1].to(device))
+            self.data = [TensorDataset(*(tensor.to(device) for tensor in pairs.tensors)) for pairs in self.data]
+        network, loss = self.network, self.loss.among(self.data[0].tensors[1].to(device))
 
         def batch_loss(inputs: Tensor, targets: Tensor, residuals: Tensor) -> Tensor:
             return loss.mean(network(inputs).float(), targets, residuals)
@@ -257,18 +248,16 @@ class _Regression(pl.LightningModule):
             self._whole_batch_loss = torch.compile(batch_loss, mode=None if mode is True else mode, dynamic=False)
 
     def train_dataloader(self) -> SlicedBatches:
-        share = len(self.pairs) // self.trainer.world_size
-        return SlicedBatches(self.pairs, share, self.options.batch_size, self._draw_order)
+        share = len(self.data[0]) // self.trainer.world_size
+        return SlicedBatches(self.data[0], share, self.options.batch_size, self._draw_order)
 
-    def val_dataloader(self) -> SlicedBatches | list[Any]:
-        if self.validation is None:
-            return []
-        n = len(self.validation)
-        return SlicedBatches(self.validation, n, self.options.batch_size, lambda: torch.arange(n))
+    def val_dataloader(self) -> list[SlicedBatches]:
+        size = self.options.batch_size
+        return [SlicedBatches(pairs, len(pairs), size, partial(torch.arange, len(pairs))) for pairs in self.data[1:]]
 
     def _draw_order(self) -> Tensor:
         """This epoch's permutation; with several devices, an equal share of it."""
-        n, world, size = len(self.pairs), self.trainer.world_size, self.options.batch_size
+        n, world, size = len(self.data[0]), self.trainer.world_size, self.options.batch_size
         generator = Generator().manual_seed(self.seed + 1 + self.current_epoch)
         order = torch.randperm(n, generator=generator)
         if self.lengths is not None:
@@ -303,9 +292,10 @@ class _Regression(pl.LightningModule):
         total = torch.stack([loss * len(z) for loss, z in self._validated]).sum()
         z = torch.cat([z for _, z in self._validated])
         self._validated.clear()
-        self.log("val_loss", total / len(z))
+        metrics: dict[str, Any] = {"val_loss": total / len(z), MONITOR: -total / len(z)}
         if self.score is not None:
-            self.log("val_score", float(self.score(z.double())))
+            metrics["val_score"] = metrics[MONITOR] = float(self.score(z.double()))
+        self.log_dict(metrics)
 
     def configure_optimizers(self) -> Any:
         options = self.options
