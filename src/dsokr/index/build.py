@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from dsokr.errors import InputError, check_choice, check_number
 from dsokr.files import check_place, lock_folder, replace_file
 from dsokr.index.candidates import CandidateIndex
 from dsokr.index.neighbors import EFFORTS, Say, build_faiss, faiss_file, import_faiss
-from dsokr.index.storage import DTYPES, FILES, HEAD, Block, Head, Writer, map_arrays
+from dsokr.index.storage import DTYPES, FILES, HEAD, Block, Head, map_arrays, open_writer
 from dsokr.rules import Rule, check_rule
 
 RECALL_AT, RECALL_QUERIES = 10, 256
@@ -106,7 +105,7 @@ def _write_candidates(folder: Path, head: Head, blocks: Blocks, say: Say, progre
     if head.count:
         say(f"Resuming after {head.count:,} candidates that are already in {folder}.")
     start, before = time.monotonic(), head.count
-    with closing(Writer(folder, head)) as writer:  # also when interrupted: complete blocks are kept
+    with open_writer(folder, head) as writer:
         for block in blocks(head.read):
             writer.add(block)
             now, rate = writer.head, (writer.head.count - before) / max(time.monotonic() - start, 1e-9)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -92,11 +93,8 @@ class Head:
 class Writer:
     """Appends blocks to an index. A commit flushes them to disk; the next writer resumes after the last commit."""
 
-    def __init__(self, folder: Path, head: Head):
-        self.folder, self.head = folder, head
-        self.head.write(folder)
-        self.files = {name: _open_at(folder / name, head.sizes.get(name, 0)) for name in FILES}
-        self.last_commit = time.monotonic()
+    def __init__(self, folder: Path, head: Head, files: dict[str, BinaryIO]):
+        self.folder, self.head, self.files, self.last_commit = folder, head, files, time.monotonic()
 
     def add(self, block: Block) -> None:
         rows, diag = self._check(block)
@@ -139,18 +137,24 @@ class Writer:
         self.head.write(self.folder)
         self.last_commit = time.monotonic()
 
-    def close(self) -> None:
+
+@contextmanager
+def open_writer(folder: Path, head: Head) -> Iterator[Writer]:
+    """Open the files of an index after the last commit. At the end complete blocks are kept, also on an error."""
+    head.write(folder)
+    with ExitStack() as stack:
+        writer = Writer(folder, head, {name: stack.enter_context(_open_at(folder, name, head)) for name in FILES})
         try:
-            self.commit()
+            yield writer
         finally:
-            for file in self.files.values():
-                file.close()
+            writer.commit()
 
 
-def _open_at(path: Path, size: int) -> BinaryIO:
+def _open_at(folder: Path, name: str, head: Head) -> BinaryIO:
+    size = head.sizes.get(name, 0)
     if not size:
-        path.unlink(missing_ok=True)  # another process may have mapped it
-    file = path.open("ab")
+        (folder / name).unlink(missing_ok=True)  # another process may have mapped it
+    file = (folder / name).open("ab")
     file.truncate(size)
     file.seek(size)
     return file
