@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dsokr.losses import Objective
 from dsokr.metrics import f1
 from dsokr.regressors import Fitted, Neural, Training
-from dsokr.regressors.networks.base import NetworkFactory, Standardized
+from dsokr.regressors.networks import NetworkFactory
 from studies.baselines.regression import CPU, as_targets
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
@@ -29,6 +29,20 @@ class BinaryCrossEntropy(Objective):
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         return binary_cross_entropy_with_logits(z, target, reduction="sum") / len(z)
+
+
+class Shifted(nn.Module):
+    """g(x) + shift: a network that starts from known log-odds."""
+
+    shift: Tensor
+
+    def __init__(self, network: nn.Module, shift: Tensor):
+        super().__init__()
+        self.network = network
+        self.register_buffer("shift", shift)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.network(inputs) + self.shift
 
 
 @dataclass
@@ -53,14 +67,17 @@ class LabelNetwork:
 
     def fit(self, X: np.ndarray, Y: np.ndarray, validation: tuple[Any, Any] | None = None) -> LabelNetwork:
         self.never_empty = bool(Y.any(axis=1).all())
-        frequent, ones = torch.from_numpy(Y.sum(axis=0)), torch.ones(Y.shape[1])
-        log_odds = torch.log((frequent + 0.5) / (len(Y) - frequent + 0.5)).float()  # where the network starts
+        counts = torch.from_numpy(Y.sum(axis=0, dtype=np.float64))
+        log_odds = torch.log((counts + 0.5) / (len(Y) - counts + 0.5)).float()
         training = replace(self.training, standardize=False)
-        regressor = Neural(lambda p: Standardized(self.network(p), log_odds, ones), BinaryCrossEntropy(), training)
+        regressor = Neural(lambda p: Shifted(self.network(p), log_odds), BinaryCrossEntropy(), training)
         held_out, score = None, None
         if validation is not None:
             held_out = validation[0], as_targets(validation[1])
-            score = lambda z: self.best_threshold(z.sigmoid().numpy(), validation[1])[0]  # noqa: E731
+
+            def score(z: Tensor) -> float:
+                return self.best_threshold(z.sigmoid().numpy(), validation[1])[0]
+
         self.fitted = regressor.fit(X, as_targets(Y), held_out, seed=self.seed, device=CPU, score=score)
         return self
 
