@@ -99,11 +99,13 @@ def lock_folder(folder: Path, command: str) -> Iterator[None]:
     The folder is created if missing and removed if empty at the end. The lock ends with the process, however it ends.
     """
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
-        except FileNotFoundError:  # the writer before removed the folder just now
+        except (FileNotFoundError, FileExistsError):  # the writer before removed the folder just now
+            if folder.is_file():
+                raise
             continue
         except Timeout:
             raise InputError(
