@@ -173,7 +173,7 @@ def refinements(batch: GraphBatch, iterations: int, edge_labels: bool) -> Iterat
 
 
 def core_numbers(batch: GraphBatch) -> np.ndarray:  # (nodes,)
-    """Compute for every node the largest i whose i-core contains it, in linear time (Batagelj and Zaveršnik)."""
+    """Compute for every node the largest i whose i-core contains it, by removing nodes of low degree."""
     return _core_numbers(batch.degrees(), batch.indptr, batch.neighbors)
 
 
@@ -226,24 +226,21 @@ def _name_pairs(names: np.ndarray, us: np.ndarray, vs: np.ndarray) -> tuple[np.n
 
 @compiled
 def _core_numbers(degrees: np.ndarray, indptr: np.ndarray, neighbors: np.ndarray) -> np.ndarray:
-    core = degrees.copy()
-    order = np.argsort(core, kind="mergesort")
-    place = np.empty(len(core), np.int64)
-    bins = np.zeros(core.max() + 2 if len(core) else 1, np.int64)  # where each remaining degree starts in order
-    for i in range(len(order)):
-        place[order[i]] = i
-        bins[core[i] + 1] += 1
-    bins = np.cumsum(bins)
-    for i in range(len(order)):
-        v = order[i]
-        for k in range(indptr[v], indptr[v + 1]):
-            u = neighbors[k]
-            if (
-                core[u] > core[v]
-            ):  # u loses a neighbour: swap it to the front of its bin and move the bin's start past it
-                w = order[bins[core[u]]]
-                order[place[u]], order[place[w]] = w, u
-                place[u], place[w] = place[w], place[u]
-                bins[core[u]] += 1
-                core[u] -= 1
+    left, core = degrees.copy(), np.full(len(degrees), -1)
+    stack, level, removed = np.empty(len(degrees), np.int64), 0, 0
+    while removed < len(core):
+        count = 0
+        for v in range(len(core)):
+            if core[v] < 0 and left[v] <= level:
+                stack[count], core[v] = v, level
+                count += 1
+        while count:
+            count, removed = count - 1, removed + 1
+            v = stack[count]
+            for u in neighbors[indptr[v] : indptr[v + 1]]:
+                left[u] -= 1
+                if core[u] < 0 and left[u] <= level:
+                    stack[count], core[u] = u, level
+                    count += 1
+        level += 1
     return core

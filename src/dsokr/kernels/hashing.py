@@ -36,14 +36,6 @@ def pair(x, y):  # type: ignore[no-untyped-def]  # compiled for uint64
 
 
 @compiled
-def keys(xs: np.ndarray) -> np.ndarray:
-    out = np.empty(len(xs), np.uint64)
-    for i in range(len(xs)):
-        out[i] = key(xs[i])
-    return out
-
-
-@compiled
 def pair_all(x: np.uint64, ys: np.ndarray) -> np.ndarray:
     """The names of the pairs (x, y)."""
     out = np.empty(len(ys), np.uint64)
@@ -51,15 +43,6 @@ def pair_all(x: np.uint64, ys: np.ndarray) -> np.ndarray:
     for i in range(len(ys)):
         out[i] = mix(key_of_x + np.uint64(ys[i]))
     return out
-
-
-@compiled
-def build_table(ids: np.ndarray) -> np.ndarray:  # slots: a power of two of them
-    """Build the open-addressing hash table of distinct 64-bit ids, at most half full, for :func:`find`."""
-    slots = _empty_table(len(ids))
-    for k in range(len(ids)):
-        slots[_probe(slots, ids, ids[k])] = k
-    return slots
 
 
 @inlined
@@ -71,7 +54,10 @@ def find(slots, ids, wanted):  # type: ignore[no-untyped-def]  # compiled for se
 @compiled
 def number(names: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Number names in order of appearance: the distinct names, their hash table, and the number of each given name."""
-    slots = _empty_table(len(names))
+    size = 2
+    while size < 2 * len(names):
+        size *= 2
+    slots = np.full(size, -1, np.int32)
     ids, numbers = np.empty(len(names), np.uint64), np.empty(len(names), np.int64)
     count = 0
     for k in range(len(names)):
@@ -84,11 +70,9 @@ def number(names: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @compiled
-def _empty_table(count: int) -> np.ndarray:
-    size = 2
-    while size < 2 * count:
-        size *= 2
-    return np.full(size, -1, np.int32)
+def build_table(ids: np.ndarray) -> np.ndarray:
+    """Build the hash table of distinct ids: open addressing in a power of two of slots, at most half of them taken."""
+    return number(ids)[1]
 
 
 @inlined
