@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from dsokr.files import sole_writer
 from studies import (
     chebi20,
     chebi20_report,
@@ -24,7 +25,6 @@ from studies import (
     vectors,
 )
 from studies.results import Row
-from dsokr.files import sole_writer
 
 Size = Literal["full", "reduced", "quick"]
 

@@ -1,17 +1,16 @@
 """Tables 2 and 3 and Figures 3 and 5 of the paper: from a description to its molecule, among 33,010 of them.
 
-    dsokr reproduce chebi20 --data-dir FOLDER
+    python -m studies chebi20 --data-dir FOLDER
 
 Every method reads the same texts with the same pretrained encoder, is tuned on validation with as many trials, is
-trained for as many epochs with three seeds, and keeps the epoch with the best mean reciprocal rank on validation. Ties
-count as half; values under the two other conventions stand beside. The pretrained encoder is looked for under
-``encoders`` in the data folder, or by its name on the hub.
+trained for as many epochs with three seeds, and keeps the epoch with the best mean reciprocal rank on validation. A tie
+counts as half a rank; values under the two other conventions stand beside. The pretrained encoder is looked for under
+``encoders`` in the data folder, then by its name on the hub.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -19,75 +18,54 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Generator, Tensor
 
 from dsokr import sketches
-from studies.baselines import MoleculeGCN, MoleculeMLP
-from dsokr.basis import RULES, sketch_span
-from studies.data.chebi20 import Described, chebi20
-from studies.data.descriptions import described_molecules
-from dsokr.ensemble import COMBINATIONS, combined
-from studies.chebi20_methods import (
-    AND_WORDS,
-    FLAT,
-    KERNELS,
-    MOL2VEC,
-    MORGAN,
-    PAPERS_KERNELS,
-    PAPERS_SKETCHES,
-    WL,
-    WORDS,
-    Answers,
-    Method,
-    Task,
-    cmam,
-    dsokr,
-    measured,
-    places,
-    regression,
-    scored,
-    settled,
-    sisokr,
-)
-from studies.results import Results, Row
-from dsokr.losses import Ranked, Squared
+from dsokr.basis import sketch_span
+from dsokr.ensemble import COMBINATIONS, combine_scores
+from dsokr.kernels import Kernel
 from dsokr.metrics import retrieval_of
 from dsokr.outputs import keys
-from dsokr.regressors.training import Training
-
-Say = Callable[[str], None]
-
-RANKED = Ranked(Squared(), weight=1.0, temperature=0.02)
-BASELINES = (regression(), cmam("CMAM, MLP", MoleculeMLP()), cmam("CMAM, GCN", MoleculeGCN()))
-PAPERS = (
-    dsokr("DSOKR, SubSample", "cosine", sketches.SubSample(100)),
-    dsokr("DSOKR, Gaussian", "cosine", sketches.Gaussian(100)),
+from dsokr.regressors import Training
+from dsokr.rules import RULES
+from studies.baselines.contrastive import MoleculeMLP
+from studies.chebi20_models import (
+    ALL_KERNELS,
+    AND_WORDS,
+    BASELINES,
+    ENSEMBLES,
+    FLAT,
+    JOINT_ENSEMBLES,
+    KERNELS,
+    LARGER,
+    MOL2VEC,
+    MORGAN,
+    OUR_ENSEMBLE,
+    OURS,
+    PAPERS,
+    PAPERS_KERNELS,
+    PAPERS_SKETCHES,
+    RANKED,
+    SMALL,
+    WL,
+    WORDS,
+    ModelVectors,
+    TextMethod,
+    TextTask,
+    choose_rule,
+    cmam,
+    dsokr,
+    fit_sisokr,
+    mean_reciprocal_rank,
+    measure_retrieval,
+    rank_truth,
+    regression,
 )
-OURS = (
-    dsokr("ours, cosine + tanimoto", "cosine + tanimoto", sketches.SubSample(2000), RANKED),
-    dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(2000), RANKED),
-    dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(2000), RANKED),
-)
-OUR_ENSEMBLE, ALL_KERNELS = "ours, ensemble, two tanimotos", "ours, ensemble, all kernels"
-ENSEMBLES = {
-    "CMAM ensemble, MLP": ("CMAM, MLP",),
-    "CMAM ensemble, GCN": ("CMAM, GCN",),
-    "CMAM ensemble, MLP + GCN": ("CMAM, MLP", "CMAM, GCN"),
-    "DSOKR ensemble, SubSample": ("DSOKR, SubSample",),
-    "DSOKR ensemble, Gaussian": ("DSOKR, Gaussian",),
-    "DSOKR ensemble, SubSample + Gaussian": ("DSOKR, SubSample", "DSOKR, Gaussian"),
-    "ours, ensemble, cosine + tanimoto": ("ours, cosine + tanimoto",),
-    OUR_ENSEMBLE: ("ours, two tanimotos",),
-    "ours, ensemble, tanimoto + WL": ("ours, tanimoto + WL",),
-    ALL_KERNELS: tuple(method.name for method in OURS),
-}
-SMALL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
-JOINT_ENSEMBLES = {  # over encoders, too: the methods of each
-    "ours, ensemble, both encoders": {SMALL: ENSEMBLES[OUR_ENSEMBLE], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
-    "ours, ensemble, all kernels, both encoders": {SMALL: ENSEMBLES[ALL_KERNELS], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
-}
-
+from studies.chebi20_tables import COLUMNS, draw, tabulate
+from studies.data.chebi20 import Descriptions, load_chebi20
+from studies.data.descriptions import describe_molecules
+from studies.results import Row
+from studies.study import Session, Stopwatch, Study
 
 TRAINING = Training(
     epochs=16,
@@ -105,31 +83,31 @@ TRAINING = Training(
 
 
 @dataclass(frozen=True)
-class Study:
-    """What is run."""
+class Chebi20Config:
+    """What is run with one encoder."""
 
     encoder: str = SMALL
-    methods: tuple[Method, ...] = BASELINES + PAPERS + OURS
+    methods: tuple[TextMethod, ...] = BASELINES + PAPERS + OURS
     ensembles: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(ENSEMBLES), hash=False)
     joint: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict, hash=False)  # ensembles over encoders
     seeds: tuple[int, ...] = (0, 1, 2)
-    rates: tuple[float, ...] = (0.3, 0.6)  # of the encoder, beside 1 for new layers: chosen on validation
+    rates: tuple[float, ...] = (0.3, 0.6)  # of the encoder, relative to new layers: chosen on validation
     trial_epochs: int = 6
     training: Training = TRAINING
     sizes: tuple[int, ...] = (10, 25, 50, 100, 200, 400, 800)
-    input_size: int = 4000  # of the sketch of the inputs that SISOKR takes
-    rich_sizes: tuple[int, ...] = (100, 250, 500, 1000, 2000)  # of sketches under the kernels that are ours
+    input_size: int = 4000  # of SISOKR's sketch of the inputs
+    rich_sizes: tuple[int, ...] = (100, 250, 500, 1000, 2000)  # of sketches under our own kernels
     shares: tuple[float, ...] = (1 / 8, 1 / 4, 1 / 2)  # of the training texts, for the learning curve
-    learner: str = "ours, two tanimotos"  # the method whose learning curve it is
+    learner: str = "ours, two tanimotos"  # the method of the learning curve
     patient: tuple[str, ...] = ("CMAM, MLP", "DSOKR, SubSample", "ours, two tanimotos")  # also trained for longer, once
     long_epochs: int | None = 50  # as many as in the paper
-    closed_form: bool = True  # SISOKR on the vectors of the frozen encoder, too
+    closed_form: bool = True  # also SISOKR on the vectors of the frozen encoder
     n_train: int | None = None  # None: all
-    generated: bool = False  # descriptions and molecules that the project makes itself, not ChEBI-20
-    then: Study | None = None  # another one, into the same files
+    generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
 
-WORDED = Study(  # which is behind the encoder alone
+FULL = Chebi20Config(joint=JOINT_ENSEMBLES)
+WORDED = Chebi20Config(  # which is behind the encoder alone
     encoder=LARGER + AND_WORDS,
     methods=(OURS[1],),
     ensembles={OUR_ENSEMBLE: ENSEMBLES[OUR_ENSEMBLE]},
@@ -138,7 +116,8 @@ WORDED = Study(  # which is behind the encoder alone
     long_epochs=None,
     closed_form=False,
 )
-LARGE = Study(
+SMALL_WORDED = replace(WORDED, encoder=SMALL + AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={})
+LARGE = Chebi20Config(
     encoder=LARGER,
     methods=(BASELINES[1], PAPERS[0], OURS[1]),
     ensembles={name: ENSEMBLES[name] for name in ("CMAM ensemble, MLP", "DSOKR ensemble, SubSample", OUR_ENSEMBLE)},
@@ -146,15 +125,11 @@ LARGE = Study(
     rates=(0.2, 0.4),
     shares=(),
     patient=("ours, two tanimotos",),
-    then=WORDED,
 )
-SMALL_WORDED = replace(WORDED, encoder=SMALL + AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={}, then=LARGE)
-FULL = Study(joint=JOINT_ENSEMBLES, then=SMALL_WORDED)
-REDUCED = Study(  # for two cores, without an encoder
+REDUCED = Chebi20Config(  # for two cores, without an encoder
     encoder=WORDS,
     methods=(
-        regression(),
-        cmam("CMAM, MLP", MoleculeMLP()),
+        *BASELINES[:2],
         PAPERS[0],
         dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(500), RANKED),
         dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(500), RANKED),
@@ -169,7 +144,8 @@ REDUCED = Study(  # for two cores, without an encoder
     sizes=(10, 100),
     rich_sizes=(100, 500),
 )
-QUICK = Study(
+QUICK = Chebi20Config(
+    encoder=WORDS,
     methods=(
         regression(),
         cmam("CMAM, MLP", MoleculeMLP(hidden=32)),
@@ -180,7 +156,7 @@ QUICK = Study(
     seeds=(0, 1),
     rates=(0.1, 0.3),
     trial_epochs=1,
-    training=replace(FULL.training, epochs=1, batch_size=32, precision="32-true", warmup_steps=2),
+    training=replace(TRAINING, epochs=1, batch_size=32, precision="32-true", warmup_steps=2),
     sizes=(5, 10),
     rich_sizes=(10, 20),
     input_size=100,
@@ -189,56 +165,46 @@ QUICK = Study(
     learner="ours, cosine + tanimoto",
     long_epochs=2,
     generated=True,
-    encoder=WORDS,
 )
 
 
-def run(study: Study, folder: Path, data: Path | None, device: torch.device, say: Say = print) -> None:
-    """Compute what ``folder`` does not hold yet."""
-    task = prepared_task(study, data, device)
-    describe(task, folder, say)
-    compare_sizes(study, task, folder, say)
-    for method in study.methods:
-        rate = tune(study, method, task, folder, say)
-        for seed in study.seeds:
-            train_and_test(study, method, task, rate, seed, folder, say)
-        alone = replace(study, ensembles={}, joint={})
-        if method.name == study.learner:
-            for share in study.shares:
-                train_and_test(alone, method, task.cut(share), rate, study.seeds[0], folder, say)
-        if method.name in study.patient and study.long_epochs is not None:
-            longer = replace(alone, training=replace(study.training, epochs=study.long_epochs))
-            train_and_test(longer, method, task, rate, study.seeds[0], folder, say)
-    for seed in study.seeds if study.closed_form else ():
-        measure_sisokr(study, task, seed, folder, say)
-    for ensemble in ensembles(study):
-        if study.encoder == [*ensemble.members][-1]:  # else the other encoders are still to come
-            measure_ensemble(study, ensemble, task, folder, say)
-    if study.then is not None:
-        run(study.then, folder, data, device, say)
+def run(config: Chebi20Config, session: Session) -> None:
+    """Compute what is missing for one encoder."""
+    task = load_task(config, session)
+    count_shared_representations(task, session)
+    compare_sizes(config, task, session)
+    alone = replace(config, ensembles={}, joint={})
+    for method in config.methods:
+        rate = tune(config, method, task, session)
+        for seed in config.seeds:
+            run_method(config, method, task, rate, seed, session)
+        if method.name == config.learner:
+            for share in config.shares:
+                run_method(alone, method, task.cut(share), rate, config.seeds[0], session)
+        if method.name in config.patient and config.long_epochs is not None:
+            longer = replace(alone, training=replace(config.training, epochs=config.long_epochs))
+            run_method(longer, method, task, rate, config.seeds[0], session)
+    for seed in config.seeds if config.closed_form else ():
+        run_sisokr(config, task, seed, session)
+    for ensemble in list_ensembles(config):
+        if config.encoder == [*ensemble.members][-1]:  # else other encoders are still to come
+            run_ensemble(config, ensemble, task, session)
 
 
-def prepared_task(study: Study, data: Path | None, device: torch.device) -> Task:
-    """The data of the study, cut to size."""
-    whole = described_molecules(study.n_train or 1000, 50, 50) if study.generated else chebi20(data)
-    texts, rows = whole.train
-    return Task.of(
-        study.encoder, replace(whole, train=Described(texts[: study.n_train], rows[: study.n_train])), data, device
-    )
+def load_task(config: Chebi20Config, session: Session) -> TextTask:
+    data = describe_molecules(config.n_train or 1000, 50, 50) if config.generated else load_chebi20(session.data)
+    texts, rows = data.train
+    data = replace(data, train=Descriptions(texts[: config.n_train], rows[: config.n_train]))
+    return TextTask.of(config.encoder, data, session.data, session.device)
 
 
-def _asked(task: Task) -> Row:
-    return {
-        "experiment": "chebi20",
-        "encoder": task.encoder,
-        "training_texts": task.data.training_texts,
-        "n_train": len(task.data.train.texts),
-    }
+def make_key(task: TextTask) -> Row:
+    data = {"training_texts": task.data.training_texts, "n_train": len(task.data.train.texts)}
+    return {"experiment": "chebi20", "encoder": task.encoder} | data
 
 
-def describe(task: Task, folder: Path, say: Say) -> None:
-    """How many candidates share a representation, and the best Hits@1 that anyone could have with it."""
-    results = Results(folder / "ceilings.jsonl")
+def count_shared_representations(task: TextTask, session: Session) -> None:
+    """How many candidates share a representation, and the best Hits@1 that any method could have with it."""
     *vectors, graphs = task.outputs.views
     representations: dict[str, Callable[[], Iterator[Any]]] = {
         "Mol2vec": partial(keys, vectors[MOL2VEC]),
@@ -246,183 +212,168 @@ def describe(task: Task, folder: Path, say: Say) -> None:
         "Morgan without chirality": partial(keys, vectors[FLAT]),
         "WL features of graphs with chirality": lambda: WL.features(graphs).rows(),
     }
-    for name, distinguished in representations.items():
-        row = {"experiment": "chebi20", "representation": name, "candidates": len(task.outputs)}
-        found = results.record(row, partial(_ceiling, distinguished, task.data.test.rows))["metrics"]
-        say(f"{name}: {found['shared']} candidates share theirs, Hits@1 at most {found['hits@1']:.1%}")
+    for name, represent in representations.items():
+        key = {"experiment": "chebi20", "representation": name, "candidates": len(task.outputs)}
+        m = session.results("ceilings").record(key, partial(_measure_ceiling, represent, task))["metrics"]
+        session.say(f"{name}: {m['shared']} candidates share theirs, Hits@1 at most {m['hits@1']:.1%}")
 
 
-def _ceiling(distinguished: Callable[[], Iterator[Any]], rows: np.ndarray) -> Row:
-    _, group, sizes = np.unique([hash(key) for key in distinguished()], return_inverse=True, return_counts=True)
-    own = sizes[group]
-    return {
-        "metrics": {
-            "shared": int((own > 1).sum()),
-            "hits@1": float((1 / own[rows]).mean()),  # one of the equal ones is named
-            "untied_hits@1": float((own[rows] == 1).mean()),  # a tie is no hit
-        }
-    }
+def _measure_ceiling(represent: Callable[[], Iterator[Any]], task: TextTask) -> Row:
+    _, group, sizes = np.unique([hash(key) for key in represent()], return_inverse=True, return_counts=True)
+    own = sizes[group[task.data.test.rows]]
+    at_random, untied = float((1 / own).mean()), float((own == 1).mean())
+    return {"metrics": {"shared": int((sizes[group] > 1).sum()), "hits@1": at_random, "untied_hits@1": untied}}
 
 
-def compare_sizes(study: Study, task: Task, folder: Path, say: Say) -> None:
+def compare_sizes(config: Chebi20Config, task: TextTask, session: Session) -> None:
     """Figures 3 and 5: Perfect h against the sketch size, for kernels and sketches."""
-    results = Results(folder / "perfect_h.jsonl")
     for (name, kernel), (drawn, sketch) in product(KERNELS.items(), PAPERS_SKETCHES.items()):
-        ours = name not in PAPERS_KERNELS
-        if ours and drawn != "SubSample":
+        is_ours = name not in PAPERS_KERNELS
+        if is_ours and drawn != "SubSample":
             continue
-        sizes = study.rich_sizes if ours else study.sizes
-        asked = {key: value for key, value in _asked(task).items() if key not in ("encoder", "training_texts")}
-        rows = [
-            asked | {"method": "perfect_h", "kernel": name, "sketch": drawn, "m": m, "rule": rule, "seed": 0}
-            for m, rule in product(sizes, RULES)
-        ]
-        if all(results.find(row) for row in rows):
-            continue
-        spec, train = sketch(max(sizes)), task.outputs[task.data.train.rows]
-        span = sketch_span(kernel, train, spec, generator=Generator().manual_seed(0), device=task.device)
-        values, diag = span.evaluate(task.outputs), kernel.diag(task.outputs).to(task.device)
-        truth = torch.from_numpy(task.data.val.rows)
-        for m in sizes:
-            basis = span.basis(m)
-            embedding = values[:, :m] @ basis.projection.T
-            z = embedding[truth.to(task.device)]
-            for row in (row for row in rows if row["m"] == m):
-                found = retrieval_of(places(partial(scored, z, embedding, diag, row["rule"]), truth))
-                results.add(row, {"metrics": found})
-            say(f"Perfect h, {name}, {drawn}, m = {m}: MRR {_best_mrr(results, rows, m):.3f}")
-
-
-def _best_mrr(results: Results, rows: Sequence[Row], m: int) -> float:
-    found = (results.find(row) for row in rows if row["m"] == m)
-    return max(row["metrics"]["mrr"] for row in found if row is not None)
-
-
-def tune(study: Study, method: Method, task: Task, folder: Path, say: Say) -> float:
-    """The encoder's rate that does best on validation after a short training; if there is one only, that."""
-    if len(study.rates) == 1:
-        return study.rates[0]
-    results = Results(folder / "validation.jsonl")
-    found = {}
-    for rate in study.rates:
-        row = (
-            _asked(task)
-            | {"method": method.name}
-            | method.told
-            | {"rate": rate, "epochs": study.trial_epochs, "seed": 0}
+        sizes = config.rich_sizes if is_ours else config.sizes
+        key = {"experiment": "chebi20", "n_train": len(task.data.train.texts), "method": "perfect_h", "seed": 0}
+        key |= {"kernel": name, "sketch": drawn}
+        session.results("perfect_h").record_all(
+            [key | {"m": m, "rule": rule} for m, rule in product(sizes, RULES)],
+            partial(measure_perfect_h, kernel, sketch(max(sizes)), sizes, task, session, f"{name}, {drawn}"),
         )
 
-        def measure(rate: float = rate) -> Row:
-            answers = method.train(task, replace(study.training, epochs=study.trial_epochs), rate, 0)
-            _, scorer = settled(answers, task)
-            truth = torch.from_numpy(task.data.val.rows)
-            return {"metrics": {"val_mrr": places(partial(scorer, "val"), truth).reciprocal().mean().item()}}
 
-        found[rate] = results.record(row, measure)["metrics"]["val_mrr"]
-        say(f"{method.name}, rate {rate:g}: validation MRR {found[rate]:.3f} after {study.trial_epochs} epochs")
-    return max(found, key=lambda rate: found[rate])
+def measure_perfect_h(
+    kernel: Kernel, sketch: sketches.SketchSpec, sizes: tuple[int, ...], task: TextTask, session: Session, name: str
+) -> Iterator[Row]:
+    """Retrieval by the true coordinates of the validation molecules, at every size and by every rule."""
+    train = task.outputs[task.data.train.rows]
+    span = sketch_span(kernel, train, sketch, generator=Generator().manual_seed(0), device=task.device)
+    values, diag = span.evaluate(task.outputs), kernel.diag(task.outputs).to(task.device)
+    for m in sizes:
+        molecules = values[:, :m] @ span.basis(m).projection.T
+        z = molecules[task.truth("val").to(task.device)]
+        vectors = ModelVectors(z, z, molecules, diag)
+        rows = [retrieval_of(rank_truth(partial(vectors.score, rule), task, "val")) for rule in RULES]
+        session.say(f"Perfect h, {name}, m = {m}: MRR {max(row['mrr'] for row in rows):.3f}")
+        yield from ({"metrics": row} for row in rows)
+
+
+def tune(config: Chebi20Config, method: TextMethod, task: TextTask, session: Session) -> float:
+    """The encoder's rate that is best on validation after a short training; if there is only one, that."""
+    if len(config.rates) == 1:
+        return config.rates[0]
+    training = replace(config.training, epochs=config.trial_epochs)
+    trials = {}
+    for rate in config.rates:
+        key = make_key(task) | {"method": method.name} | method.key
+        key |= {"rate": rate, "epochs": config.trial_epochs, "seed": 0}
+
+        def measure(rate: float = rate) -> Row:
+            scorer = choose_rule(method.train(task, training, rate, 0), task)[1]
+            return {"metrics": {"val_mrr": mean_reciprocal_rank(scorer, task)}}
+
+        trials[rate] = session.results("validation").record(key, measure)["metrics"]["val_mrr"]
+        session.say(f"{method.name}, rate {rate:g}: validation MRR {trials[rate]:.3f} after a short training")
+    return max(trials, key=lambda rate: trials[rate])
 
 
 @dataclass(frozen=True)
-class Together:
+class TextEnsemble:
     """An ensemble: the methods of every encoder, each with all seeds."""
 
     name: str
     members: dict[str, tuple[str, ...]]  # by encoder
 
-    def asked(self, study: Study, task: Task) -> Row:
+    def key(self, config: Chebi20Config, task: TextTask) -> Row:
         several = len(self.members) > 1
         members = [f"{of}: {method}" if several else method for of, own in self.members.items() for method in own]
-        told = {"method": self.name, "members": members, "seeds": list(study.seeds), "epochs": study.training.epochs}
-        return _asked(task) | {"encoder": " & ".join(self.members)} | told
+        own = {"method": self.name, "members": members, "seeds": list(config.seeds), "epochs": config.training.epochs}
+        return make_key(task) | {"encoder": " & ".join(self.members)} | own
 
 
-def ensembles(study: Study) -> list[Together]:
-    """Those of the study's encoder, and those over several encoders that it is one of."""
-    own = [Together(name, {study.encoder: methods}) for name, methods in study.ensembles.items()]
-    return own + [Together(name, members) for name, members in study.joint.items()]
+def list_ensembles(config: Chebi20Config) -> list[TextEnsemble]:
+    """Those of the encoder, and those over several encoders that it is one of."""
+    own = [TextEnsemble(name, {config.encoder: methods}) for name, methods in config.ensembles.items()]
+    return own + [TextEnsemble(name, members) for name, members in config.joint.items()]
 
 
-def kept(folder: Path, study: Study, task: Task, method: str, seed: int, encoder: str | None = None) -> Path:
-    """Where the answers of a model are kept for ensembles; not part of the results."""
-    trained = f"{len(task.data.train.texts)} texts, {study.training.epochs} epochs"
-    file = f"{encoder or task.encoder}, {trained}, {method}-{seed}.safetensors"
-    return folder / "kept" / file
+def vectors_file(
+    config: Chebi20Config, task: TextTask, method: str, seed: int, session: Session, encoder: str | None = None
+) -> Path:
+    """Where the vectors of a model are kept for ensembles; not part of the results."""
+    trained = f"{len(task.data.train.texts)} texts, {config.training.epochs} epochs"
+    return session.folder / "kept" / f"{encoder or task.encoder}, {trained}, {method}-{seed}.safetensors"
 
 
-def train_and_test(study: Study, method: Method, task: Task, rate: float, seed: int, folder: Path, say: Say) -> None:
-    """One model: its row, and its answers kept for the ensembles that are still to be measured."""
-    results = Results(folder / "models.jsonl")
-    row = _asked(task) | {"method": method.name} | method.told
-    row |= {"rate": rate, "epochs": study.training.epochs, "batch_size": study.training.batch_size, "seed": seed}
-    file = kept(folder, study, task, method.name, seed)
-    measured_ensembles = Results(folder / "ensembles.jsonl")
+def run_method(
+    config: Chebi20Config, method: TextMethod, task: TextTask, rate: float, seed: int, session: Session
+) -> None:
+    """Train and test one model, and keep its vectors for the ensembles that are still to be measured."""
+    results, ensembles = session.results("models"), session.results("ensembles")
+    key = make_key(task) | {"method": method.name} | method.key
+    key |= {"rate": rate, "epochs": config.training.epochs, "batch_size": config.training.batch_size, "seed": seed}
+    file = vectors_file(config, task, method.name, seed, session)
     needed = any(
-        method.name in ensemble.members[task.encoder] and not measured_ensembles.find(ensemble.asked(study, task))
-        for ensemble in ensembles(study)
+        method.name in ensemble.members[task.encoder] and not ensembles.has(ensemble.key(config, task))
+        for ensemble in list_ensembles(config)
     )
-    if results.find(row) and (file.exists() or not needed):
+    if results.has(key) and (file.exists() or not needed):
         return
-
-    start = time.perf_counter()
-    answers = method.train(task, study.training, rate, seed)
-    seconds = {"training": time.perf_counter() - start}
+    clock = Stopwatch()
+    with clock("training"):
+        vectors = method.train(task, config.training, rate, seed)
     if needed:
-        answers.save(file)
-    rule, scorer = settled(answers, task)
-    metrics = measured(scorer, task) | {"best_epoch": answers.best_epoch}
-    results.add(row, {"chosen": {"rule": rule}, "metrics": metrics, "seconds": seconds})
-    say(_told(f"{method.name}, {len(task.data.train.texts)} texts, seed {seed}", metrics, seconds["training"]))
+        vectors.save(file)
+    rule, scorer = choose_rule(vectors, task)
+    metrics = measure_retrieval(scorer, task) | {"best_epoch": vectors.best_epoch}
+    results.record(key, lambda: {"chosen": {"rule": rule}, "metrics": metrics, "seconds": clock.seconds})
+    session.say(_describe(f"{method.name}, {len(task.data.train.texts)} texts, seed {seed}", metrics))
 
 
-def measure_sisokr(study: Study, task: Task, seed: int, folder: Path, say: Say) -> None:
+def run_sisokr(config: Chebi20Config, task: TextTask, seed: int, session: Session) -> None:
     """The closed form on frozen vectors."""
-    results = Results(folder / "models.jsonl")
-    row = _asked(task) | {"method": "SISOKR", "kernel": "cosine", "seed": seed}
-    if results.find(row):
-        return
-    start = time.perf_counter()
-    answers, chosen = sisokr(task, study.input_size, seed)
-    seconds = {"training": time.perf_counter() - start}
-    rule, scorer = settled(answers, task)
-    metrics = measured(scorer, task)
-    results.add(row, {"chosen": chosen | {"rule": rule}, "metrics": metrics, "seconds": seconds})
-    say(_told(f"SISOKR, seed {seed}", metrics, seconds["training"]))
 
+    def measure() -> Row:
+        clock = Stopwatch()
+        with clock("training"):
+            vectors, chosen = fit_sisokr(task, config.input_size, seed)
+        rule, scorer = choose_rule(vectors, task)
+        metrics = measure_retrieval(scorer, task)
+        return {"chosen": chosen | {"rule": rule}, "metrics": metrics, "seconds": clock.seconds}
 
-def measure_ensemble(study: Study, ensemble: Together, task: Task, folder: Path, say: Say) -> None:
-    """Kept models together, combined in the way that does best on validation."""
-    results = Results(folder / "ensembles.jsonl")
-    row = ensemble.asked(study, task)
-    if results.find(row):
-        return
-    files = [
-        kept(folder, study, task, method, seed, encoder)
-        for encoder, methods in ensemble.members.items()
-        for method, seed in product(methods, study.seeds)
-    ]
-    if not all(file.exists() for file in files):
-        say(f"{ensemble.name}: the answers of some members are not kept, so it is left out")
-        return
-    scorers = [settled(Answers.load(file, task.device), task)[1] for file in files]
-
-    def together(combine: Any, standardize: bool, part: str, rows: Tensor) -> Tensor:
-        return combined([scorer(part, rows) for scorer in scorers], combine, standardize=standardize)
-
-    truth = torch.from_numpy(task.data.val.rows)
-    ways = list(product(COMBINATIONS, (False, True)))
-    ways = [way for way in ways if way != ("mean rank", True)]  # ranks do not depend on scale
-    on_val = [places(partial(together, *way, "val"), truth).reciprocal().mean().item() for way in ways]
-    best = ways[int(np.argmax(on_val))]
-    metrics = measured(partial(together, *best), task)
-    chosen = {"combine": best[0], "standardize": best[1]}
-    results.add(row, {"chosen": chosen, "metrics": metrics})
-    say(_told(f"{ensemble.name} by {best[0]}{' of standardized scores' if best[1] else ''}", metrics))
-
-
-def _told(what: str, metrics: dict[str, float], seconds: float | None = None) -> str:
-    took = "" if seconds is None else f", {seconds:.0f} s"
-    return (
-        f"{what}: Hits@1 {metrics['hits@1']:.1%}, Hits@10 {metrics['hits@10']:.1%}, MRR {metrics['mrr']:.3f}, "
-        f"mean rank {metrics['mean_rank']:.1f}{took}"
+    row = session.results("models").record(
+        make_key(task) | {"method": "SISOKR", "kernel": "cosine", "seed": seed}, measure
     )
+    session.say(_describe(f"SISOKR, seed {seed}", row["metrics"]))
+
+
+def run_ensemble(config: Chebi20Config, ensemble: TextEnsemble, task: TextTask, session: Session) -> None:
+    """Combine kept models in the way that does best on validation."""
+    results, key = session.results("ensembles"), ensemble.key(config, task)
+    files = [
+        vectors_file(config, task, method, seed, session, encoder)
+        for encoder, methods in ensemble.members.items()
+        for method, seed in product(methods, config.seeds)
+    ]
+    if results.has(key):
+        return
+    if not all(file.exists() for file in files):
+        session.say(f"{ensemble.name}: left out, because the vectors of some members were not kept")
+        return
+    scorers = [choose_rule(ModelVectors.load(file, task.device), task)[1] for file in files]
+
+    def combine(way: Any, standardize: bool, part: str, rows: Tensor) -> Tensor:
+        return combine_scores([scorer(part, rows) for scorer in scorers], way, standardize=standardize)
+
+    ways = [way for way in product(COMBINATIONS, (False, True)) if way != ("mean rank", True)]  # ranks have no scale
+    best = max(ways, key=lambda way: mean_reciprocal_rank(partial(combine, *way), task))
+    metrics = measure_retrieval(partial(combine, *best), task)
+    results.record(key, lambda: {"chosen": {"combine": best[0], "standardize": best[1]}, "metrics": metrics})
+    session.say(_describe(f"{ensemble.name} by {best[0]}{' of standardized scores' * best[1]}", metrics))
+
+
+def _describe(what: str, m: Row) -> str:
+    hits = f"Hits@1 {m['hits@1']:.1%}, Hits@10 {m['hits@10']:.1%}"
+    return f"{what}: {hits}, MRR {m['mrr']:.3f}, mean rank {m['mean_rank']:.1f}"
+
+
+SIZES = {"full": (FULL, SMALL_WORDED, LARGE, WORDED), "reduced": (REDUCED,), "quick": (QUICK,)}
+STUDY = Study("chebi20", SIZES, run, tabulate, COLUMNS, draw)

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from dsokr.commands.html import Report
 from torch import Generator
 
 from dsokr import chem, kernels, networks, selection, sketches
-from studies.baselines import SISOKR
-from studies.data import molecules
 from dsokr.decoders import Candidates, Decoder, GraphSearch, Molecules
 from dsokr.estimator import DSOKR
-from studies.smi2mol_baselines import THREE_GRAMS, marked
-from dsokr.commands.html import Report
+from dsokr.graphs import Graph
 from dsokr.metrics import edit_distance
 from dsokr.plotting import pyplot
 from dsokr.regressors.training import Training
-from dsokr.graphs import Graph
+from studies.baselines import SISOKR
+from studies.data import molecules
+from studies.smi2mol_baselines import THREE_GRAMS, marked
 
 Graphs = Sequence[Graph]
 

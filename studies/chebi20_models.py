@@ -1,0 +1,285 @@
+"""What the ChEBI-20 study compares: the task that all methods share, the methods, and how they are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dsokr import sketches
+from dsokr.compute import seeded
+from dsokr.decoders import Candidates
+from dsokr.estimator import DSOKR
+from dsokr.files import replace_file
+from dsokr.kernels import Cosine, Gaussian, Kernel, Tanimoto, View, WeisfeilerLehman
+from dsokr.losses import Loss, Ranked, Squared
+from dsokr.metrics import ranks, retrieval_of
+from dsokr.outputs import ViewBatch
+from dsokr.regressors import KernelRidge, Neural, Training
+from dsokr.regressors.networks import TextEncoder, WordBag
+from dsokr.rules import RULES, Rule, score
+from studies.baselines.contrastive import CMAM, MoleculeGCN, MoleculeMLP
+from studies.baselines.regression import fit_regression
+from studies.data.chebi20 import ChEBI20, Descriptions, Molecules
+from studies.data.files import data_folder
+from studies.results import Row
+
+WORDS = "bag of words"  # in place of an encoder: nothing is pretrained
+AND_WORDS = f" + {WORDS}"  # after an encoder's name: the outputs of both are added up
+QUERIES = 512  # texts whose scores for all molecules are held at once
+MOL2VEC, MORGAN, FLAT, GRAPH = range(4)  # the views of a molecule
+
+SQUARED = Squared()
+COSINE, TANIMOTO = View(MOL2VEC, Cosine()), View(MORGAN, Tanimoto())
+WL = WeisfeilerLehman(3, edge_labels=True)
+PAPERS_KERNELS: dict[str, Kernel] = {
+    "cosine": COSINE,
+    **{f"gaussian {gamma:g}": View(MOL2VEC, Gaussian(gamma)) for gamma in (1e-9, 1e-6, 1e-3, 1.0)},
+}
+KERNELS: dict[str, Kernel] = {
+    **PAPERS_KERNELS,
+    "tanimoto": TANIMOTO,
+    "cosine + tanimoto": COSINE + TANIMOTO,
+    "tanimoto + tanimoto without chirality": TANIMOTO + View(FLAT, Tanimoto()),
+    "WL on graphs": View(GRAPH, WL.normalized()),
+    "tanimoto + WL on graphs": TANIMOTO + View(GRAPH, WL.normalized()),
+}
+PAPERS_SKETCHES: dict[str, Callable[[int], sketches.SketchSpec]] = {
+    "SubSample": sketches.SubSample,
+    "Gaussian": sketches.Gaussian,
+    "Sparsified": sketches.Sparsified,
+}
+
+
+def make_views(molecules: Molecules) -> ViewBatch:
+    """Molecules as Mol2vec vectors, as fingerprints with and without chirality, and as graphs."""
+    return ViewBatch(torch.from_numpy(molecules.mol2vec), molecules.morgan, molecules.morgan_flat, molecules.graphs)
+
+
+@dataclass(frozen=True, eq=False)
+class TextTask:
+    """The data, the molecules as outputs, and the encoder that all methods share."""
+
+    data: ChEBI20
+    outputs: ViewBatch
+    encoder: str  # its name
+    path: str  # its folder, or its name on the hub
+    device: torch.device
+
+    @staticmethod
+    def of(encoder: str, data: ChEBI20, folder: Path | None, device: torch.device) -> TextTask:
+        name = encoder.removesuffix(AND_WORDS)
+        local = data_folder(folder) / "encoders" / name
+        path = str(local) if local.is_dir() else f"sentence-transformers/{name}"
+        return TextTask(data, make_views(data.molecules), encoder, path, device)
+
+    def network(self, rate: float) -> TextEncoder | WordBag:
+        """The encoder, which learns at ``rate`` times the learning rate."""
+        if self.encoder == WORDS:
+            return WordBag(width=256, buckets=1 << 16, rate=rate)
+        words = WordBag(width=256, buckets=1 << 16, rate=3.0) if self.encoder.endswith(AND_WORDS) else None
+        return TextEncoder(self.path, rate=rate, words=words)
+
+    def cut(self, share: float) -> TextTask:
+        """The same with a random share of the training texts, and all candidates."""
+        texts, rows = self.data.train
+        some = np.random.default_rng(0).permutation(len(texts))[: round(share * len(texts))]
+        return replace(self, data=replace(self.data, train=Descriptions([texts[i] for i in some], rows[some])))
+
+    def pairs(self, part: Descriptions) -> tuple[list[str], ViewBatch]:
+        return part.texts, self.outputs[part.rows]
+
+    def truth(self, part: str) -> Tensor:
+        """The rows of the true molecules, of "val" or "test"."""
+        return torch.from_numpy(getattr(self.data, part).rows)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelVectors:
+    """A trained model by its vectors of the validation and test texts and of all molecules, and k(y, y)."""
+
+    val: Tensor
+    test: Tensor
+    molecules: Tensor
+    diag: Tensor
+    best_epoch: int = 0
+
+    @staticmethod
+    def of(
+        embed: Callable[[list[str]], Tensor], task: TextTask, molecules: Tensor, diag: Tensor, best_epoch: int
+    ) -> ModelVectors:
+        val, test = (embed(part.texts).to(task.device) for part in (task.data.val, task.data.test))
+        return ModelVectors(val, test, molecules, diag, best_epoch)
+
+    def save(self, path: Path) -> None:
+        tensors = {name: getattr(self, name).float().cpu() for name in ("val", "test", "molecules", "diag")}
+        with replace_file(path) as draft:
+            save_file(tensors | {"best_epoch": torch.tensor(self.best_epoch)}, str(draft))
+
+    @staticmethod
+    def load(path: Path, device: torch.device) -> ModelVectors:
+        tensors = load_file(str(path))
+        epoch = int(tensors.pop("best_epoch"))
+        return ModelVectors(**{name: tensor.to(device) for name, tensor in tensors.items()}, best_epoch=epoch)
+
+    def score(self, rule: Rule, part: str, rows: Tensor) -> Tensor:  # (rows, molecules)
+        """In double precision: similar molecules differ in late digits, and a GPU may round to 10 bits."""
+        z = getattr(self, part)
+        return score(z[rows.to(z.device)].double(), self.molecules.double(), self.diag.double(), rule)
+
+
+Scorer = Callable[[str, Tensor], Tensor]  # ("val" or "test", rows of its texts) -> scores of all molecules
+Train = Callable[[TextTask, Training, float, int], ModelVectors]  # (task, training, the encoder's rate, seed)
+
+
+@dataclass(frozen=True)
+class TextMethod:
+    """A method of the table: how it is trained, and the fields that identify it in rows."""
+
+    name: str
+    train: Train
+    key: Row = field(default_factory=dict, hash=False)
+
+
+def dsokr(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUARED) -> TextMethod:
+    """An output kernel regressor with the given kernel, sketch and loss."""
+
+    def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
+        model = DSOKR(
+            KERNELS[kernel],
+            sketch,
+            Neural(task.network(rate), loss, replace(training, monitor="mrr")),
+            decoder=Candidates(outputs=task.outputs),
+            random_state=seed,
+            device=str(task.device),
+        )
+        model.fit(*task.pairs(task.data.train), validation=task.pairs(task.data.val))
+        molecules, diag = model.known_.coordinates()
+        return ModelVectors.of(model.coefficients, task, molecules.float(), diag.float(), model.history_.best_epoch)
+
+    key = {"kernel": kernel, "formula": str(KERNELS[kernel]), "sketch": str(sketch), "dim": None, "loss": str(loss)}
+    return TextMethod(name, train, key)
+
+
+def regression() -> TextMethod:
+    """The encoder predicts the Mol2vec vectors themselves; molecules are ranked by distance or angle."""
+
+    def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
+        data, vectors = task.data, torch.from_numpy(task.data.molecules.mol2vec).float()
+        molecules = vectors.to(task.device)
+        diag = molecules.square().sum(dim=1)
+
+        def best_mrr(z: Tensor) -> float:
+            found = ModelVectors(z, z, molecules, diag)
+            return max(mean_reciprocal_rank(partial(found.score, rule), task) for rule in RULES)
+
+        pairs, val = ((part.texts, vectors[part.rows]) for part in (data.train, data.val))
+        model = fit_regression(task.network(rate), training, *pairs, val, seed=seed, device=task.device, score=best_mrr)
+        return ModelVectors.of(model.predict, task, molecules, diag, model.history.best_epoch)
+
+    return TextMethod("regression", train, {"loss": str(SQUARED)})
+
+
+def cmam(name: str, tower: Any) -> TextMethod:
+    """Text2Mol's contrastive towers."""
+
+    def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
+        data = task.data
+        molecules: Any = data.molecules.mol2vec if isinstance(tower, MoleculeMLP) else data.molecules
+        model = CMAM(task.network(rate), tower, training, seed=seed, device=task.device)
+        model.fit(*data.train, molecules, validation=data.val)
+        vectors = model.molecules()
+        diag = vectors.square().sum(dim=1)
+        return ModelVectors.of(model.coefficients, task, vectors, diag, model.fitted.history.best_epoch)
+
+    return TextMethod(name, train, {"tower": str(tower)})
+
+
+def fit_sisokr(task: TextTask, input_size: int, seed: int) -> tuple[ModelVectors, Row]:
+    """Closed form on the encoder's own vectors of the texts, with the cosine kernel on both sides, as in the paper."""
+    with seeded(seed):
+        network = task.network(0.0)(1).to(task.device).eval()
+
+    def embed(texts: list[str]) -> Tensor:
+        tokens = network.prepare(texts).to(task.device)
+        with torch.inference_mode():
+            return torch.cat([network.embed(block).double() for block in tokens.split(QUERIES)])
+
+    data = task.data
+    ridge = KernelRidge(Cosine(), sketches.SubSample(input_size), (1e-8, 1e-6, 1e-4), monitor="mrr")
+    decoder = Candidates(outputs=task.outputs)
+    model = DSOKR(COSINE, sketches.SubSample(100), ridge, decoder=decoder, random_state=seed, device=str(task.device))
+    train, val = ((embed(part.texts), task.outputs[part.rows]) for part in (data.train, data.val))
+    model.fit(*train, validation=val)
+    vectors = ModelVectors.of(lambda texts: model.coefficients(embed(texts)), task, *model.known_.coordinates(), 0)
+    return vectors, {"regularization": model.regressor_.regularization}
+
+
+def rank_truth(scorer: Scorer, task: TextTask, part: str, **options: Any) -> Tensor:  # (n,)
+    """Ranks of the true molecules, a few texts at a time."""
+    truth = task.truth(part)
+    blocks = torch.arange(len(truth)).split(QUERIES)
+    return torch.cat([ranks(scorer(part, rows), truth[rows], **options).cpu() for rows in blocks])
+
+
+def mean_reciprocal_rank(scorer: Scorer, task: TextTask) -> float:
+    """On validation."""
+    return rank_truth(scorer, task, "val").reciprocal().mean().item()
+
+
+def choose_rule(vectors: ModelVectors, task: TextTask) -> tuple[Rule, Scorer]:
+    """The rule with the best mean reciprocal rank on validation, and the scores by it."""
+    rule = max(RULES, key=lambda rule: mean_reciprocal_rank(partial(vectors.score, rule), task))
+    return rule, partial(vectors.score, rule)
+
+
+def measure_retrieval(scorer: Scorer, task: TextTask) -> dict[str, float]:
+    """Retrieval on the test texts, by every convention for ties, and on the validation texts."""
+    found = rank_truth(scorer, task, "test")
+    metrics = retrieval_of(found) | {
+        "median_rank": found.median().item(),
+        "share_of_worst_ten": (found.topk(min(10, len(found))).values.sum() / found.sum()).item(),
+    }
+    for ties in ("optimistic", "pessimistic"):
+        own = retrieval_of(rank_truth(scorer, task, "test", ties=ties))
+        metrics |= {f"{ties}_{name}": value for name, value in own.items()}
+    on_val = retrieval_of(rank_truth(scorer, task, "val"))
+    return metrics | {f"val_{name}": value for name, value in on_val.items()}
+
+
+RANKED = Ranked(SQUARED, weight=1.0, temperature=0.02)
+BASELINES = (regression(), cmam("CMAM, MLP", MoleculeMLP()), cmam("CMAM, GCN", MoleculeGCN()))
+PAPERS = (
+    dsokr("DSOKR, SubSample", "cosine", sketches.SubSample(100)),
+    dsokr("DSOKR, Gaussian", "cosine", sketches.Gaussian(100)),
+)
+OURS = (
+    dsokr("ours, cosine + tanimoto", "cosine + tanimoto", sketches.SubSample(2000), RANKED),
+    dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(2000), RANKED),
+    dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(2000), RANKED),
+)
+OUR_ENSEMBLE, ALL_KERNELS = "ours, ensemble, two tanimotos", "ours, ensemble, all kernels"
+ENSEMBLES = {
+    "CMAM ensemble, MLP": ("CMAM, MLP",),
+    "CMAM ensemble, GCN": ("CMAM, GCN",),
+    "CMAM ensemble, MLP + GCN": ("CMAM, MLP", "CMAM, GCN"),
+    "DSOKR ensemble, SubSample": ("DSOKR, SubSample",),
+    "DSOKR ensemble, Gaussian": ("DSOKR, Gaussian",),
+    "DSOKR ensemble, SubSample + Gaussian": ("DSOKR, SubSample", "DSOKR, Gaussian"),
+    "ours, ensemble, cosine + tanimoto": ("ours, cosine + tanimoto",),
+    OUR_ENSEMBLE: ("ours, two tanimotos",),
+    "ours, ensemble, tanimoto + WL": ("ours, tanimoto + WL",),
+    ALL_KERNELS: tuple(method.name for method in OURS),
+}
+SMALL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
+JOINT_ENSEMBLES = {  # over encoders, too: the methods of each
+    "ours, ensemble, both encoders": {SMALL: ENSEMBLES[OUR_ENSEMBLE], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
+    "ours, ensemble, all kernels, both encoders": {SMALL: ENSEMBLES[ALL_KERNELS], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
+}

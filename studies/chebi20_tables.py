@@ -1,0 +1,123 @@
+"""Tables and figures of the ChEBI-20 study, from its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean
+
+from studies.chebi20_models import BASELINES, ENSEMBLES, JOINT_ENSEMBLES, OURS, PAPERS, PAPERS_KERNELS
+from studies.plots import pyplot, save_figure
+from studies.results import Row, group_rows, read_rows
+
+SINGLES = ("SISOKR", *(method.name for method in BASELINES + PAPERS + OURS))  # in the table's order
+PAPER: tuple[Row, ...] = tuple(  # Table 3 as printed there; AMAN as its authors report it
+    {"name": name, "encoder": "SciBERT", "hits@1": h1, "hits@10": h10, "mrr": mrr, "mean_rank": rank}
+    for name, rank, mrr, h1, h10 in (
+        ("SISOKR (paper)", 2230.48, 0.015, 0.004, 0.028),
+        ("regression (paper)", 344.53, 0.298, 0.168, 0.569),
+        ("CMAM, MLP (paper)", 23.74, 0.513, 0.349, 0.842),
+        ("CMAM, GCN (paper)", 24.11, 0.495, 0.332, 0.825),
+        ("CMAM ensemble, MLP + GCN (paper)", 16.28, 0.597, 0.442, 0.887),
+        ("AMAN (its paper)", 16.0, 0.647, 0.494, 0.921),
+        ("DSOKR, SubSample (paper)", 82.92, 0.624, 0.482, 0.874),
+        ("DSOKR, Gaussian (paper)", 91.19, 0.630, 0.490, 0.875),
+        ("DSOKR ensemble, SubSample (paper)", 76.43, 0.642, 0.510, 0.882),
+    )
+)
+COLUMNS = {
+    "method": "{name}",
+    "encoder": "{encoder}",
+    "epochs": "{epochs}",
+    "models": "{models}",
+    "Hits@1": "{hits@1:.1%}",
+    "Hits@10": "{hits@10:.1%}",
+    "MRR": "{mrr:.3f}",
+    "mean rank": "{mean_rank:.1f}",
+    "seeds": "{seeds}",
+    "their mean Hits@1 / MRR": "{mean_hits@1:.1%} / {mean_mrr:.3f}",
+}
+
+
+def tabulate(folder: Path) -> list[Row]:
+    """The paper's rows, then ours: of several seeds the one that does best on validation, and the mean beside it.
+
+    Models that were trained for different times are not compared with each other: each time has its own row.
+    """
+    models, ensembles = (select_whole(read_rows(folder / f"{name}.jsonl")) for name in ("models", "ensembles"))
+    groups = group_rows(models, lambda row: (row["encoder"], row["method"], row.get("epochs") or 0))
+    table = list(PAPER)
+    for encoder in dict.fromkeys(row["encoder"] for row in models):
+        for name in SINGLES:
+            table += [_summarize(rows) for which, rows in sorted(groups.items()) if which[:2] == (encoder, name)]
+        own = [row for row in ensembles if row["encoder"] == encoder]
+        table += [_summarize_ensemble(row) for name in ENSEMBLES for row in own if row["method"] == name]
+    return table + [_summarize_ensemble(row) for name in JOINT_ENSEMBLES for row in ensembles if row["method"] == name]
+
+
+def _summarize(rows: list[Row]) -> Row:
+    best = max(rows, key=lambda row: row["metrics"]["val_mrr"])
+    means = {f"mean_{name}": mean(row["metrics"][name] for row in rows) for name in ("hits@1", "mrr")}
+    seconds = {"seconds": mean(row["seconds"]["training"] for row in rows)}
+    epochs = {"epochs": best["epochs"]} if "epochs" in best else {}
+    own = {"name": best["method"], "encoder": best["encoder"], "models": 1, "seeds": len(rows)}
+    return own | epochs | seconds | means | best["metrics"]
+
+
+def _summarize_ensemble(row: Row) -> Row:
+    models = len(row["members"]) * len(row["seeds"])
+    own = {"name": row["method"], "encoder": row["encoder"], "epochs": row["epochs"], "models": models}
+    return own | row["metrics"]
+
+
+def select_whole(rows: list[Row]) -> list[Row]:
+    """The models that were trained on all texts."""
+    most = max((row["n_train"] for row in rows), default=0)
+    return [row for row in rows if row["n_train"] == most]
+
+
+def tabulate_learning_curve(folder: Path) -> list[Row]:
+    """For every encoder with several sizes of training set: the metrics by size, of the first seed."""
+    rows = read_rows(folder / "models.jsonl")
+    whole = select_whole(rows)
+    cut = {(row["encoder"], row["method"], row["epochs"]) for row in rows if row not in whole}
+    curve = [r for r in rows if r["seed"] == 0 and (r["encoder"], r["method"], r.get("epochs")) in cut]
+    return [
+        {"encoder": row["encoder"], "n_train": row["n_train"]} | row["metrics"]
+        for row in sorted(curve, key=lambda row: row["n_train"])
+    ]
+
+
+def tabulate_perfect_h(folder: Path) -> dict[tuple[str, str], dict[int, Row]]:
+    """For every kernel and sketch, by size: the metrics by the rule with the best reciprocal rank there."""
+    groups = group_rows(read_rows(folder / "perfect_h.jsonl"), lambda row: (row["kernel"], row["sketch"]))
+    return {
+        which: {
+            m: max((row["metrics"] for row in own), key=lambda metrics: metrics["mrr"])
+            for m, own in group_rows(rows, lambda row: row["m"]).items()
+        }
+        for which, rows in groups.items()
+    }
+
+
+def draw(folder: Path, image: Path) -> Path:
+    """Perfect h on validation against the sketch size: the paper's kernels and sketches, and ours."""
+    figure, axes = pyplot().subplots(2, 3, figsize=(11, 6.4), layout="constrained")
+    panels = group_rows(
+        [
+            {"kernel": kernel, "sketch": sketch, "sizes": sizes}
+            for (kernel, sketch), sizes in tabulate_perfect_h(folder).items()
+        ],
+        lambda curve: curve["kernel"] if curve["kernel"] in PAPERS_KERNELS else "ours",
+    )
+    for axis, (name, curves) in zip(axes.flat, panels.items(), strict=True):
+        is_ours = name == "ours"
+        for curve in curves:
+            values = [metrics["mrr"] for metrics in curve["sizes"].values()]
+            axis.plot(
+                [*curve["sizes"]], values, marker="o", markersize=3, label=curve["kernel" if is_ours else "sketch"]
+            )
+        axis.set(title="ours, SubSample" if is_ours else name, xscale="log", xlabel="m")
+        axis.set(ylim=(0.9, 1) if is_ours else (0, 1.02), ylabel="MRR of Perfect h")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    return save_figure(figure, image, dpi=110)
