@@ -1,106 +1,150 @@
-"""What a fit is asked for: on the command line, or in a small TOML file."""
+"""The options of the commands, on the command line or, for `dsokr fit`, in a TOML file."""
 
 from __future__ import annotations
 
-import math
+import inspect
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+import typer
 
 from dsokr.errors import InputError
-from dsokr.commands.kinds import closest
 
-PATHS = ("train", "valid", "out")
-COLUMNS = ("input", "output")
-WORDS = ("input_kind", "output_kind", "kernel", "network", "encoder", "decoder", "device", "on_error")
-WHOLE = ("epochs", "batch_size", "patience", "seed")
-NUMBERS = ("validation_fraction", "learning_rate")
-KNOWN = (*PATHS, *COLUMNS, *WORDS, "size", *WHOLE, *NUMBERS)
+Say = Callable[..., None]  # prints a line; with ``passing=True`` one that the next replaces
 
 
-@dataclass(frozen=True)
-class Options:
-    """What `dsokr fit` is asked for. What is "auto" or None is chosen from the data."""
+class Result(NamedTuple):
+    """What a command found out: facts for a program, and texts or tables for people."""
 
-    train: Path
-    input: str | tuple[str, ...]  # columns
-    output: str | tuple[str, ...]
-    out: Path
-    input_kind: str = "auto"
-    output_kind: str = "auto"
-    kernel: str = "auto"
-    network: str = "auto"
-    encoder: str = ""  # folder or name of a text encoder
-    decoder: str = "auto"
-    size: str | int = "auto"
-    valid: Path | None = None
-    validation_fraction: float = 0.1
-    epochs: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    patience: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    on_error: str = "skip"
-    restart: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.validation_fraction < 1:
-            raise InputError(f"--validation-fraction must be at least 0 and below 1. Got {self.validation_fraction}.")
-        for name in ("epochs", "batch_size", "patience"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise InputError(f"--{name.replace('_', '-')} must be at least 1. Got {getattr(self, name)}.")
-        if not 0 <= self.seed < 2**31:
-            raise InputError(f"--seed must be from 0 to {2**31 - 1:,}. Got {self.seed}.")
-        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
-            raise InputError(f"--learning-rate must be positive and finite. Got {self.learning_rate}.")
-        if self.encoder and self.network not in ("auto", "encoder"):
-            raise InputError(f"--encoder is a network itself. Got --network {self.network} beside it.")
+    facts: dict[str, Any]
+    texts: list[Any]
 
 
-def asked(config: Path | None, given: dict[str, Any]) -> Options:
-    """The options of a file, if there is one, under those given otherwise (None: not given)."""
-    found = {} if config is None else from_toml(config)
-    found |= {name: value for name, value in given.items() if value is not None}
-    for name, what in (
-        ("train", "the table of pairs"),
-        ("input", "the column (or columns) of the inputs"),
-        ("output", "the column (or columns) of the outputs"),
-        ("out", "the folder for the model"),
-    ):
-        if name not in found:
-            raise InputError(f"Name {what} with --{name}.")
-    return Options(**found)
+OnError = StrEnum("OnError", ["skip", "fail"])
+IndexKind = StrEnum("IndexKind", ["exact", "hnsw", "ivfpq"])
+IndexDtype = StrEnum("IndexDtype", ["float32", "float16"])
+RuleName = StrEnum("RuleName", ["kernel", "projected", "cosine"])
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Folder = Annotated[Path, typer.Argument(help="Folder of a model made by `dsokr fit`.")]
+Column = Annotated[str | None, typer.Option(help="Column of the candidates, if it is not clear.")]
+Rule = Annotated[RuleName | None, typer.Option(help="How candidates are scored.")]
+NOT_IN_CONFIG = {"config", "restart", "as_json"}
 
 
-def from_toml(path: Path) -> dict[str, Any]:
-    """The options in a file. Names may have - or _ between words; paths are relative to the file."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder. Name a TOML file.")
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the options in a TOML file the defaults of the command. Paths in it are relative to the file."""
+    if path is None:
+        return None
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise InputError(f"There is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}.") from error
-    return {name.replace("-", "_"): _value(name.replace("-", "_"), value, path) for name, value in found.items()}
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as TOML: {getattr(error, 'strerror', None) or error}.") from error
+    types = {name: kind for name, kind in get_type_hints(FitOptions).items() if name not in NOT_IN_CONFIG}
+    context.default_map = {}
+    for key, value in values.items():
+        name, items = key.replace("-", "_"), value if isinstance(value, list) else [value]
+        if name not in types:
+            raise InputError(f"{path}: there is no option {key!r}. It may hold {', '.join(types)}.")
+        if "Path" in str(types[name]) or (name == "encoder" and (path.parent / str(value)).is_dir()):
+            items = [path.parent / str(item) for item in items]
+        context.default_map[name] = list(map(str, items)) if types[name] == list[str] else ",".join(map(str, items))
+    return path
 
 
-def _value(name: str, value: Any, path: Path) -> Any:
-    if name not in KNOWN:
-        raise InputError(f"{path}: there is no option {name!r}.{closest(name, KNOWN)} It may hold {', '.join(KNOWN)}.")
-    is_text, is_whole = isinstance(value, str), isinstance(value, int) and not isinstance(value, bool)
-    if is_text and (name in PATHS or (name == "encoder" and (path.parent / value).is_dir())):
-        return path.parent / value if name in PATHS else str(path.parent / value)
-    if name in COLUMNS and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    fits = {
-        "a text": is_text and name in (*COLUMNS, *WORDS, "size"),
-        "a whole number": is_whole and name in (*WHOLE, "size"),
-        "a number": (is_whole or isinstance(value, float)) and name in NUMBERS,
-    }
-    if any(fits.values()):
-        return value
-    wanted = "a whole number" if name in WHOLE else "a number" if name in NUMBERS else "a text"
-    raise InputError(f"{path}: {name} must be {wanted}. Got {value!r}.")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What all commands that read tables have in common."""
+
+    on_error: Annotated[OnError, typer.Option(help="skip rows that cannot be used, or fail.")] = OnError.skip
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto"
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(Options):
+    """What is "auto" or None is chosen from the data."""
+
+    train: Annotated[Path, typer.Option(help="Table of pairs: CSV, TSV, JSON lines, Parquet.")]
+    input: Annotated[list[str], typer.Option("--input", "--input-columns", help="Inputs: x, or a,b,c, or x*.")]
+    output: Annotated[list[str], typer.Option("--output", "--output-columns", help="Outputs: y, or a,b,c, or y*.")]
+    out: Annotated[Path, typer.Option(help="Folder for the model and its report.")]
+    input_kind: Annotated[str, typer.Option(help="vector, text, string, smiles or image.")] = "auto"
+    output_kind: Annotated[str, typer.Option(help="vector, labels, ranking, string or smiles.")] = "auto"
+    kernel: Annotated[str, typer.Option(help='What makes outputs alike, such as "Gaussian(0.5)".')] = "auto"
+    network: Annotated[str, typer.Option(help='What reads the inputs, such as "MLP(hidden=(512,))".')] = "auto"
+    encoder: Annotated[str, typer.Option(help="Folder or name of a pre-trained text encoder.")] = ""
+    decoder: Annotated[str, typer.Option(help='candidates of a list, a search of all, or "GraphSearch()".')] = "auto"
+    size: Annotated[str, typer.Option(help="Outputs that make the basis; auto chooses by Perfect h.")] = "auto"
+    valid: Annotated[Path | None, typer.Option(help="Table of pairs to validate on.")] = None
+    validation_fraction: Annotated[float, typer.Option(min=0, max=0.99, help="Held out without --valid.")] = 0.1
+    epochs: Annotated[int | None, typer.Option(min=1, help="Most epochs to train.")] = None
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None
+    learning_rate: float | None = None
+    patience: Annotated[int | None, typer.Option(min=1, help="Epochs without gain before training stops.")] = None
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0
+    config: Annotated[
+        Path | None, typer.Option(is_eager=True, callback=read_config, help="The same options in a TOML file.")
+    ] = None
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard an interrupted training, or a model of another task in --out.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(Options):
+    model: Folder
+    inputs: Annotated[Path, typer.Argument(help="Table with the columns of the inputs in training.")]
+    out: Annotated[Path, typer.Option(help="Table to write: .csv, .tsv, .jsonl or .parquet.")]
+    candidates: Annotated[
+        Path | None,
+        typer.Option("--candidates", "--index", help="A table, a .smi list, or an index of `dsokr embed`."),
+    ] = None
+    candidates_column: Column = None
+    top: Annotated[int | None, typer.Option(min=1, help="Candidates for each input; 10 by default.")] = None
+    rule: Rule = None
+    keep: Annotated[str, typer.Option(help="Columns of the inputs to carry along, with commas between.")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(Options):
+    model: Folder
+    test: Annotated[Path, typer.Argument(help="Table of pairs, with the columns of training.")]
+    candidates: Annotated[Path | None, typer.Option(help="Rank the right answers among these.")] = None
+    candidates_column: Column = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Options):
+    model: Folder
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html")
+    test: Annotated[Path | None, typer.Option(help="Table of pairs to test on, with the columns of training.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions(Options):
+    model: Folder
+    library: Annotated[Path, typer.Argument(help="Candidates: a table, a .smi list, or lines; compressed or not.")]
+    out: Annotated[Path, typer.Option(help="Folder for the index.")]
+    kind: Annotated[IndexKind | None, typer.Option(help="By default as it is; a new index is exact.")] = None
+    rule: Rule = None
+    dtype: Annotated[IndexDtype, typer.Option(help="float16 is half the size.")] = IndexDtype.float32
+    recall: Annotated[float, typer.Option(help="Share of the 10 best that hnsw and ivfpq must find.")] = 0.95
+    candidates_column: Column = None
+    restart: Annotated[bool, typer.Option("--restart", help="Discard the index in the folder.")] = False
+
+
+def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of a dataclass as its parameters."""
+    types, signature = get_type_hints(options, include_extras=True), inspect.signature(options)
+    parameters = [parameter.replace(annotation=types[name]) for name, parameter in signature.parameters.items()]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # typer reads it
+        return command
+
+    return decorate

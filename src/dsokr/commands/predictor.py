@@ -1,47 +1,83 @@
-"""A fitted model together with how its inputs and outputs are read and written."""
+"""A model together with the kinds of its inputs and outputs: from cells to cells."""
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
-from safetensors import SafetensorError
 from torch import Tensor
 
-from dsokr.basis import Rule, SketchedBasis, check_rule
-from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
-from dsokr.errors import ModelFolderError, require_k
+from dsokr.basis import SketchedBasis
+from dsokr.commands.cells import Cell, as_text
+from dsokr.commands.columns import INPUTS, OUTPUTS, Kind, OutputKind, Read
+from dsokr.commands.tables import Problems, Rows, Table, write_table
+from dsokr.decoders import Candidates, EmbeddedOutputs, Ranking
+from dsokr.errors import InputError, ModelFolderError, UndefinedAt, check_k
 from dsokr.estimator import DSOKR
+from dsokr.files import write_json
 from dsokr.kernels import Kernel
-from dsokr.regressors.networks import NetworkFactory
-from dsokr.outputs import Outputs, distinct, positions, take
-from dsokr.sketches import SketchSpec
-from dsokr.commands import tables
-from dsokr.commands.kinds import Cell, Kind, OutputKind, counted, input_kind, output_kind
-from dsokr.regressors.training import Training
-from dsokr.files import drafted
-
-FORMAT = 1  # of task.json
+from dsokr.outputs import as_outputs, concatenate, count, distinct, positions, take
+from dsokr.rules import Rule, check_rule
 
 
-class Pairs(NamedTuple):
-    """Inputs and outputs that were read, and the outputs as cells."""
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Inputs and outputs: the numbers of their rows, their cells, and the values of these."""
 
+    rows: list[int]
+    inputs: list[Cell]
+    outputs: list[Cell]
     X: Any
-    Y: Outputs
-    cells: list[str]
+    Y: Any
 
-    @classmethod
-    def of(cls, input: Kind, output: OutputKind, inputs: Sequence[Cell], outputs: Sequence[Cell]) -> Pairs:
-        """All cells must be good."""
-        X, Y = input.all_of(inputs, "Input"), output.all_of(outputs, "Output")
-        return cls(X, Y, [cell_text(cell) for cell in outputs])
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, at: Sequence[int]) -> Pairs:
+        return Pairs(*(take(part, at) for part in (self.rows, self.inputs, self.outputs, self.X, self.Y)))
+
+
+def read_column(rows: Rows, kind: Kind, problems: Problems, names: Sequence[str] = ()) -> tuple[list[Cell], Read]:
+    """Return the cells of a column, under its own or another name, and their values; bad ones are problems."""
+    cells = list(kind.locate(rows.join(names or kind.columns), rows.table.path.parent))
+    read = kind.read(cells)
+    for at, reason in read.bad.items():
+        problems.add(rows.table, rows.numbers[at], ", ".join(kind.columns), reason)
+    return cells, read
+
+
+def read_pairs(rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, problems: Problems) -> Pairs:
+    """Read the rows with a good input, and a good output that the kernel is defined for; the others are problems."""
+    inputs, read_x = read_column(rows, input, problems)
+    outputs, read_y = read_column(rows, output, problems)
+    for at, reason in find_undefined(kernel, read_y.values).items():
+        problems.add(rows.table, rows.numbers[read_y.good[at]], ", ".join(output.columns), reason)
+    good = [at for at, number in enumerate(rows.numbers) if (str(rows.table.path), number) not in problems.found]
+    if not good:
+        raise rows.table.unusable(rows.numbers, problems)
+    problems.check()
+    X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (read_x, read_y))
+    return Pairs(*(take(part, good) for part in (rows.numbers, inputs, outputs)), X, Y)
+
+
+def find_undefined(kernel: Kernel, ys: Any) -> dict[int, str]:
+    """Find the positions of the outputs that the kernel is undefined for, and why."""
+    bad: dict[int, str] = {}
+    outputs, start = as_outputs(ys) if count(ys) else [], 0
+    while start < count(outputs):
+        try:
+            kernel.diag(take(outputs, slice(start, None)))
+            break
+        except UndefinedAt as error:
+            bad[start + error.index] = f"The kernel is undefined here: {error.why}."
+            start += error.index + 1
+        except InputError as error:
+            raise InputError(f"The kernel {kernel} does not take such outputs: {error}") from error
+    return bad
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +85,14 @@ class Predictor:
     """From cells to cells: a :class:`dsokr.DSOKR`, the kinds of its inputs and outputs, and the outputs it knows.
 
     >>> from dsokr import Training, kernels, networks, sketches
+    >>> from dsokr.commands.columns import Labels, Vector
     >>> from dsokr.decoders import LabelSet
-    >>> from dsokr.commands.kinds import Labels, Vector
+    >>> from dsokr.regressors import Neural
     >>> numbers = [f"{a} {b}" for a in range(-5, 6) for b in range(-5, 6)]
     >>> labels = ["up" if int(text.split()[1]) > 0 else "left;down" for text in numbers]
-    >>> predictor = Predictor.fit(numbers, labels, input=Vector(), output=Labels(), kernel=kernels.Tanimoto(),
-    ...     sketch=sketches.SubSample(20), network=networks.MLP((32,)), decoder=LabelSet(),
-    ...     training=Training(epochs=60, batch_size=16, learning_rate=0.01, progress=False), seed=0)
+    >>> network = Neural(networks.MLP((32,)), training=Training(epochs=60, batch_size=16, learning_rate=0.01))
+    >>> model = DSOKR(kernels.Tanimoto(), sketches.SubSample(20), network, decoder=LabelSet(), random_state=0)
+    >>> predictor = Predictor.fit(model, Vector(), Labels(), numbers, labels)
     >>> predictor.predict(["-4 5", "0 -3"])
     ['up', 'down;left']
     """
@@ -63,74 +100,39 @@ class Predictor:
     model: DSOKR
     input: Kind
     output: OutputKind
-    known: list[str]  # the outputs seen in fit, as cells, in the order of ``model.known_``
-    facts: dict[str, Any] = field(default_factory=dict)  # columns, options and results of the fit; JSON
+    known: list[str] = field(default_factory=list)  # the outputs seen in fit, in the order of ``model.known_``
+    facts: dict[str, Any] = field(default_factory=dict)  # options and results of the fit; JSON
 
-    @classmethod
+    @staticmethod
     def fit(
-        cls,
-        inputs: Sequence[Cell],
-        outputs: Sequence[Cell],
-        *,
-        input: Kind,
-        output: OutputKind,
-        kernel: Kernel,
-        sketch: SketchSpec,
-        network: NetworkFactory,
-        decoder: Decoder = Candidates(),  # noqa: B008 # frozen, so sharing it is harmless
-        training: Training = Training(),  # noqa: B008
-        validation: tuple[Sequence[Cell], Sequence[Cell]] | None = None,
-        seed: int = 0,
-        device: str = "auto",
+        model: DSOKR, input: Kind, output: OutputKind, inputs: Sequence[Cell], outputs: Sequence[Cell]
     ) -> Predictor:
-        """Train on pairs of cells, all of which must be good.
+        """Adapt the kinds to cells, all of which must be good, and train the model on them."""
+        input, output = input.adapt(inputs), output.adapt(outputs)
+        X, Y = input.parse_all(inputs, "Input"), output.parse_all(outputs, "Output")
+        pairs = Pairs(list(range(len(inputs))), list(inputs), list(outputs), X, Y)
+        return Predictor(model, input, output).train(pairs)
 
-        Kinds that were not adapted to training cells are adapted to these. A decoder over candidates gets all distinct
-        outputs, those of the validation pairs too: a list without the right answers says little about ranking.
+    def train(self, pairs: Pairs, validation: Pairs | None = None) -> Predictor:
+        """Train the model and return the predictor with the outputs it knows.
+
+        A decoder over candidates gets all distinct outputs, those of the validation pairs too (a list without the right
+        answers says little about ranking), and the rule by which the right answers rank highest.
         """
-        input = input if input.is_adapted else input.adapted(inputs)
-        output = output if output.is_adapted else output.adapted(outputs)
-        pairs = Pairs.of(input, output, inputs, outputs)
-        held_out = None if validation is None else Pairs.of(input, output, *validation)
-        return cls.trained(
-            pairs,
-            held_out,
-            input=input,
-            output=output,
-            kernel=kernel,
-            sketch=sketch,
-            network=network,
-            decoder=decoder,
-            training=training,
-            seed=seed,
-            device=device,
-        )
-
-    @classmethod
-    def trained(
-        cls,
-        pairs: Pairs,
-        validation: Pairs | None,
-        *,
-        input: Kind,
-        output: OutputKind,
-        decoder: Decoder,
-        seed: int,
-        device: str,
-        **parts: Any,
-    ) -> Predictor:
-        """As :meth:`fit`, on pairs that are read already; ``parts`` are those of :class:`dsokr.DSOKR`."""
-        cells, values = pairs.cells, pairs.Y
-        if validation is not None and isinstance(decoder, Candidates):
-            cells, values = [*cells, *validation.cells], _joined(values, validation.Y)
-        first = distinct(values)
-        if isinstance(decoder, Candidates):
-            decoder = replace(decoder, outputs=take(values, first))
-        model = DSOKR(decoder=decoder, random_state=seed, device=device, **parts)
+        model, cells, ys = self.model, pairs.outputs, as_outputs(pairs.Y)
+        is_listed = isinstance(model.decoder, Candidates)
+        if is_listed and validation is not None:
+            cells, ys = [*cells, *validation.outputs], concatenate(ys, as_outputs(validation.Y))
+        first = distinct(ys)
+        if is_listed:
+            model.decoder = replace(model.decoder, outputs=take(ys, first))  # type: ignore[type-var] # Candidates
         model.fit(pairs.X, pairs.Y, validation=None if validation is None else (validation.X, validation.Y))
-        if validation is not None and isinstance(decoder, Candidates):
-            model.decoder_ = _best_for_ranking(model, validation)
-        return cls(model, input, output, [cells[i] for i in first.tolist()])
+        if is_listed and validation is not None:
+            z, known = model.coefficients(validation.X), model.known_
+            truth = positions(as_outputs(validation.Y), known.outputs)
+            choices = {choice.scoring_rule(): choice for choice in model.decoder.alternatives()}
+            model.decoder_ = choices[max(choices, key=lambda rule: known.ranks(z, truth, rule).reciprocal().mean())]
+        return replace(self, known=[as_text(cells[at]) for at in first.tolist()])
 
     @property
     def basis(self) -> SketchedBasis:
@@ -138,81 +140,61 @@ class Predictor:
 
     @property
     def rule(self) -> Rule:
-        """How outputs are scored, as settled in fit."""
+        """How outputs are scored, as chosen in training."""
         return self.model.decoder_.scoring_rule()
 
     @property
     def searches(self) -> bool:
-        """Whether the decoder searches among all outputs there can be, not only those of a list."""
+        """Whether the decoder searches all outputs, not only those of a list."""
         return not isinstance(self.model.decoder_, Candidates)
 
     def coefficients(self, inputs: Sequence[Cell]) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates. A bad input is named by its position."""
-        return self.model.coefficients(self.input.all_of(inputs, "Input"))
+        return self.model.coefficients(self.input.parse_all(inputs, "Input"))
 
     def embed(self, outputs: Sequence[str]) -> tuple[Tensor, Tensor]:  # (n, p), (n,)
-        """ψ̃(y) and k(y, y) of any outputs, given as cells. A bad one is named by its position.
-
-        To go on without bad ones, ``read = predictor.output.read(cells)`` first: its ``values`` are what
-        ``predictor.basis.embed`` takes, ``good`` says where they stood and ``bad`` why the others are not among them.
-        """
-        values = self.output.all_of(outputs, "Output")
+        """ψ̃(y) and k(y, y) of any outputs, given as cells. A bad one is named by its position."""
+        values = as_outputs(self.output.parse_all(outputs, "Output"))
         return self.basis.embed(values), self.basis.diag(values)
+
+    def among(self, candidates: Sequence[str] | None) -> EmbeddedOutputs:
+        """Embed candidates, given as cells, to rank them; without them, the known outputs."""
+        if candidates is None:
+            return self.model.known_
+        return EmbeddedOutputs(self.basis, self.output.parse_all(candidates, "Candidate"), keep=False)
 
     def rank(
         self, inputs: Sequence[Cell], candidates: Sequence[str] | None = None, k: int = 10, rule: Rule | None = None
     ) -> Ranking:
-        """The k best candidates for every input, best first: positions in ``candidates`` and scores.
-
-        Without candidates, of the known outputs.
-        """
-        k = require_k(k)
-        if rule is not None:
-            check_rule(rule)
-        return self.among(candidates).top(self.coefficients(inputs), k, rule or self.rule)
-
-    def among(self, candidates: Sequence[str] | None) -> EmbeddedOutputs:
-        """Candidates, given as cells, that can be ranked; without them, the known outputs."""
-        if candidates is None:
-            return self.model.known_
-        return EmbeddedOutputs(self.basis, self.output.all_of(candidates, "Candidate"), keep=False)
+        """The k best candidates (default: the known outputs) for every input, best first: positions and scores."""
+        check_rule(rule or self.rule)
+        return self.among(candidates).top(self.coefficients(inputs), check_k(k), rule or self.rule)
 
     def predict(self, inputs: Sequence[Cell]) -> list[str]:
-        """One output per input, as a cell: what the decoder finds."""
-        return self.decoded(self.coefficients(inputs))[0]
+        """One output per input, as a cell."""
+        return self.decode(self.coefficients(inputs))[0]
 
-    def decoded(self, z: Tensor) -> tuple[list[str], Tensor]:  # (n,)
-        """The outputs for coefficients, as cells, and their scores."""
-        if isinstance(self.model.decoder_, Candidates):  # a cell as it was given, also where no value can be written
-            top = self.model.known_.top(z, 1, self.rule)
-            return [self.known[i] for i in top.indices[:, 0].tolist()], top.scores[:, 0]
+    def decode(self, z: Tensor) -> tuple[list[str], Tensor]:  # (n,)
+        """The outputs for coordinates, as cells, and their scores."""
+        if not self.searches:  # a cell as it was given: a molecule cannot be made from its fingerprint
+            best = self.model.known_.top(z, 1, self.rule)
+            return take(self.known, best.indices[:, 0]), best.scores[:, 0]
         found = self.model.decoder_.decode(self.basis, z, self.model.known_)
-        return [self.output.formatted(value) for value in found.outputs], found.scores
+        return [self.output.format(value) for value in found.outputs], found.scores
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, write_further: Callable[[Path], None] = lambda draft: None) -> None:
         """Write what :meth:`DSOKR.save` does, ``task.json`` and ``candidates.csv``, the known outputs, all at once."""
 
-        def further(draft: Path) -> None:
-            tables.write(draft / "candidates.csv", ["output"], ([cell] for cell in self.known))
-            self.save_facts(draft)
+        def write_files(draft: Path) -> None:
+            kinds = {name: {"kind": type(k).__name__, **asdict(k)} for name, k in self.kinds().items()}
+            write_json(draft / "task.json", {**kinds, "facts": self.facts})
+            write_table(draft / "candidates.csv", ["output"], ([cell] for cell in self.known))
+            write_further(draft)
 
-        try:
-            self.model.save(folder, further)
-        except (OSError, SafetensorError) as error:
-            raise ModelFolderError(
-                f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}."
-            ) from error
+        self.model.save(folder, write_files)
 
-    def save_facts(self, folder: str | Path) -> None:
-        """Write ``task.json`` alone, again: what is known about the model has changed, the model has not."""
-        task = {
-            "format": FORMAT,
-            "input": self.input.described(),
-            "output": self.output.described(),
-            "facts": self.facts,
-        }
-        with drafted(Path(folder) / "task.json") as draft:
-            draft.write_text(json.dumps(task, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    def kinds(self) -> dict[str, Any]:
+        return {"input": self.input, "output": self.output}
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto") -> Predictor:
@@ -222,57 +204,24 @@ class Predictor:
             raise ModelFolderError(f"{folder} is a file. The folder of the model comes first, then the table.")
         if not folder.is_dir():
             raise ModelFolderError(f"There is no folder {folder}. Train a model with: dsokr fit ... --out {folder}")
-        task = _task(folder)
+        if not (folder / "task.json").is_file():
+            hint = " DSOKR.load reads it in Python." if (folder / "config.json").exists() else ""
+            raise ModelFolderError(f"{folder} is not a model made by `dsokr fit`: task.json is missing.{hint}")
         model = DSOKR.load(folder, device=device)
-        known = _known(folder)
+        try:
+            task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
+            known = Table(folder / "candidates.csv").read(Problems(fails=True)).cells["output"]
+            predictor = cls(model, _restore_kind(task["input"]), _restore_kind(task["output"]), known, task["facts"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelFolderError(f"{folder} is damaged: {error}.") from error
         if len(known) != len(model.known_):
             raise ModelFolderError(
-                f"{folder / 'candidates.csv'} is damaged: it lists {counted(len(known), 'output')}, the model "
-                f"knows {len(model.known_):,}."
+                f"{folder} is damaged: candidates.csv does not list the outputs that the model knows."
             )
-        try:
-            return cls(model, input_kind(task["input"]), output_kind(task["output"]), known, task["facts"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ModelFolderError(f"{folder / 'task.json'} is damaged: {error!r}.") from error
+        return predictor
 
 
-def _best_for_ranking(model: DSOKR, validation: Pairs) -> Decoder:
-    """The decoder with the rule by which the right answers stand highest among the known outputs."""
-    z, truth = model.coefficients(validation.X), positions(validation.Y, model.known_.outputs)
-    rules = model.decoder.alternatives()
-    return max(rules, key=lambda choice: model.known_.ranks(z, truth, choice.scoring_rule()).reciprocal().mean())
-
-
-def _task(folder: Path) -> dict[str, Any]:
-    try:
-        task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-        version = int(task["format"])
-    except FileNotFoundError as error:
-        raise ModelFolderError(
-            f"{folder} is not a model made by `dsokr fit`: task.json is missing."
-            + (" DSOKR.load reads it in Python." if (folder / "config.json").exists() else "")
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelFolderError(f"{folder / 'task.json'} is damaged: {error}.") from error
-    if version > FORMAT:
-        raise ModelFolderError(f"{folder} was made by a newer dsokr. Upgrade with: pip install --upgrade dsokr")
-    return task
-
-
-def _known(folder: Path) -> list[str]:
-    try:
-        with (folder / "candidates.csv").open(encoding="utf-8", newline="") as file:
-            return [row[0] if row else "" for row in tables.LongCells(csv.reader(file))][1:]
-    except (OSError, ValueError, csv.Error) as error:
-        raise ModelFolderError(f"{folder / 'candidates.csv'} cannot be read: {error}.") from error
-
-
-def cell_text(cell: Cell) -> str:
-    """Several cells as one, which is read as the same numbers."""
-    return cell if isinstance(cell, str) else " ".join(map(str, cell))
-
-
-def _joined(a: Outputs, b: Outputs) -> Outputs:
-    if sp.issparse(a):
-        return sp.vstack([a, b], format="csr")
-    return np.concatenate([a, b]) if isinstance(a, np.ndarray) else [*a, *b]
+def _restore_kind(described: dict[str, Any]) -> Any:
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
+    kinds = {kind.__name__: kind for kind in (*INPUTS.values(), *OUTPUTS.values())}
+    return kinds[str(fields.pop("kind"))](**fields)

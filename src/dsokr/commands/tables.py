@@ -1,6 +1,6 @@
 """Tables on disk: CSV, TSV, JSON lines, Parquet, and lists of SMILES or lines; plain or compressed.
 
-Tables are read in blocks, so that a library of millions of molecules never is in memory at once. Rows are numbered as
+Tables are read in blocks, so that a library of millions of molecules is never in memory at once. Rows are numbered as
 a spreadsheet shows them. All cells are text: numbers of JSON and Parquet are written out, lists joined.
 """
 
@@ -8,595 +8,398 @@ from __future__ import annotations
 
 import bz2
 import csv
+import fnmatch
 import gzip
 import io
 import json
 import lzma
 import os
-import threading
 import warnings
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from dsokr.errors import InputError, MissingExtraError
-from dsokr.commands.kinds import closest, counted
-from dsokr.commands.problems import HEADER, Problems
-from dsokr.files import check_place, drafted
+from dsokr.commands.cells import Cell, count_of, suggest
+from dsokr.errors import InputError, import_extra
+from dsokr.files import check_place, replace_file
+
+Record = tuple[int, Sequence[str] | str]  # the number of a row with its cells, or with the reason why it is bad
 
 BLOCK = 4096  # rows read at once
-PARQUET_BLOCK = 2**16  # rows of Parquet written at once
-LONGEST_CELL = 10_000_000  # letters; more are a quote that is never closed
-NAMED = 1000  # rows of JSON lines whose names are collected as the names of the columns
-SAMPLE = 20  # lines after the first that show what separates the cells
+LONGEST_CELL = 10_000_000  # characters
+HEADER_SAMPLE, LONG_LINE = 20, 100_000  # rows, and characters of each, that show what separates the cells
+NAMES_SAMPLE = 1000  # lines of JSON whose names are the columns
+NOT_TEXT = "It has bytes that are not UTF-8 text. Save the file as UTF-8 (in a spreadsheet: CSV UTF-8)."
 
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
+csv.field_size_limit(max(LONGEST_CELL, csv.field_size_limit()))
 
 
-class Rows(NamedTuple):
-    """Consecutive rows: their numbers, and their cells by column."""
+class Problem(NamedTuple):
+    """A row that cannot be used, and why."""
 
+    file: str
+    row: int
+    column: str
+    reason: str
+    place: str  # the row in words
+
+    def sentence(self) -> str:
+        column = f", column {self.column!r}" if self.column else ""
+        return f"{self.file}, {self.place}{column}: {self.reason}"
+
+
+@dataclass
+class Problems:
+    """The rows that cannot be used: skipped and listed at the end or, with ``fails``, an error."""
+
+    fails: bool = False
+    found: dict[tuple[str, int], Problem] = field(default_factory=dict)  # the first problem of every file and row
+
+    def add(self, table: Table, row: int, column: str, reason: str) -> None:
+        problem = Problem(str(table.path), row, column, reason, table.place(row))
+        self.found.setdefault((problem.file, row), problem)
+
+    def check(self) -> None:
+        """Raise the first problem, if that is wanted. Call it once all problems of a block are known."""
+        if self.fails and self.found:
+            raise InputError(f"{self.by_row()[0].sentence()} Correct it, or skip such rows with --on-error skip.")
+
+    def by_row(self, file: Path | None = None) -> list[Problem]:
+        """Return all problems, or those of one file, in the order of files and rows."""
+        files = list(dict.fromkeys(name for name, _ in self.found))
+        wanted = [problem for problem in self.found.values() if file is None or problem.file == str(file)]
+        return sorted(wanted, key=lambda problem: (files.index(problem.file), problem.row))
+
+    def lines(self, most: int = 10) -> list[str]:
+        """Return the number of problems and the first ones, to be printed."""
+        n = len(self.found)
+        head = [f"{count_of(n, 'row')} {'was' if n == 1 else 'were'} skipped:"] if n else []
+        rest = [f"  ... and {n - most:,} more"] if n > most else []
+        return [*head, *(f"  {problem.sentence()}" for problem in self.by_row()[:most]), *rest]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Consecutive rows of a table: their numbers, and their cells by column."""
+
+    table: Table
     numbers: list[int]
     cells: dict[str, list[str]]
+    attempted: list[int]  # numbers, with those of rows that could not be read
 
-    def __len__(self) -> int:
-        return len(self.numbers)
+    def join(self, columns: Sequence[str]) -> list[Cell]:
+        """Return one cell for each row, or the tuple of the cells of several columns."""
+        if len(columns) == 1:
+            return list(self.cells[columns[0]])
+        return list(zip(*(self.cells[name] for name in columns), strict=True))
 
 
-class Table(ABC):
-    """A file of rows and named columns."""
-
-    counted: ClassVar[str]  # how a row is told, with its number
+class Table:
+    """A file of rows and named columns. CSV and TSV have a header row; in lists only the first column counts."""
 
     def __init__(self, path: Path):
         self.path = path
+        if path.is_dir():
+            raise InputError(f"{path} is a folder. Name a file.")
+        if not path.exists():
+            similar = suggest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
+            raise InputError(f"There is no file {path}.{similar}")
+        _check_format(path, "read", READERS)
+        self._read = READERS[file_format(path)]
+        self.is_list = self._read in (_read_list, _read_smiles)
+        self.header_row, header = next(self._read(path, []))  # 0: no header
+        self.columns = [name.strip() for name in header]
 
-    def where(self, row: int) -> str:
-        return self.counted.format(row)
+    def place(self, row: int) -> str:
+        """Say where a row is."""
+        if self.header_row:
+            return f"row {row} (the header is row {self.header_row})"
+        return f"{'row' if self._read is _read_parquet else 'line'} {row}"
 
-    @abstractmethod
-    def columns(self) -> list[str]:
-        """The names of the columns."""
+    def check_columns(self, names: Iterable[str], purpose: str = "") -> list[str]:
+        """Check that each of the columns is there, once."""
+        for name in names:
+            if (times := self.columns.count(name)) > 1:
+                raise InputError(f"{self.path} has {times} columns named {name!r}. Rename all but one.")
+            if not times:
+                there = f"{suggest(name, self.columns)} Its columns: {_list(self.columns)}."
+                raise InputError(f"{self.path} has no column {name!r}{purpose}.{there}")
+        return list(dict.fromkeys(names))
 
-    @abstractmethod
-    def records(self, columns: list[str], problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        """The numbers of the rows and their cells in these columns. Rows that cannot be read become problems."""
-
-    def checked(self, wanted: Sequence[str] | None) -> list[str]:
-        """The columns wanted, each of which must be there, once."""
-        there = self.columns()
-        for name in wanted or []:
-            if name not in there:
-                raise InputError(
-                    f"{self.path} has no column {name!r}.{closest(name, there)} Its columns: {_listed(there)}."
-                )
-            if there.count(name) > 1:
-                raise InputError(f"{self.path} has {there.count(name)} columns named {name!r}. Rename all but one.")
-        return list(there if wanted is None else dict.fromkeys(wanted))
+    def find_columns(self, wanted: Iterable[str]) -> list[str]:
+        """Find columns by name, by several names with commas between, or by a pattern with ``*``."""
+        names: list[str] = []
+        for text in wanted:
+            for part in [text] if text in self.columns else map(str.strip, text.split(",")):
+                names += [part] if part in self.columns else fnmatch.filter(self.columns, part) or [part]
+        return self.check_columns(names)
 
     def blocks(self, problems: Problems, columns: Sequence[str] | None = None, rows: int = BLOCK) -> Iterator[Rows]:
-        """All rows, a block at a time; by default with all columns."""
-        names = self.checked(columns)
-        records = self.records(names, problems)
+        """Read all rows, a block at a time; by default with all columns. All rows of a block may be bad."""
+        names = self.columns if columns is None else self.check_columns(columns)
+        records = islice(self._read(self.path, names), 1, None)
         while block := list(islice(records, rows)):
-            cells = zip(*(cells for _, cells in block), strict=True)
-            yield Rows([number for number, _ in block], dict(zip(names, map(list, cells), strict=True)))
+            good: dict[int, Sequence[str]] = {}
+            for number, record in block:
+                if isinstance(record, str) or any(map(_is_damaged, record)):
+                    problems.add(self, number, "", record if isinstance(record, str) else NOT_TEXT)
+                else:
+                    good[number] = record
+            cells = zip(*good.values(), strict=True) if good else ([] for _ in names)
+            yield Rows(self, list(good), dict(zip(names, map(list, cells), strict=True)), [n for n, _ in block])
 
     def read(self, problems: Problems, columns: Sequence[str] | None = None) -> Rows:
-        """All rows at once. A table without any is refused."""
-        names = self.checked(columns)
-        whole = Rows([], {name: [] for name in names})
-        for block in self.blocks(problems, names):
-            whole.numbers.extend(block.numbers)
-            for name in names:
-                whole.cells[name].extend(block.cells[name])
-        if not len(whole):
-            check_some(self, [], problems)
-        return whole
-
-
-def seen(table: Table, rows: Iterable[int], problems: Problems) -> int:
-    """How many rows a table was found to have: these, and the bad ones."""
-    return len({*rows, *(problem.row for problem in problems.of_file(table.path))})
-
-
-def check_some(table: Table, rows: Sequence[int], problems: Problems, good: Sequence[int] = ()) -> None:
-    """That there are good rows among these."""
-    if not good:
-        count, bad = seen(table, rows, problems), problems.of_file(table.path)
-        if not count:
-            raise InputError(f"{table.path} has no rows.")
-        first = f" The first: {bad[0].sentence()}" if bad else ""
-        raise InputError(f"None of the {count:,} rows of {table.path} can be used.{first}")
-
-
-class Separated(Table):
-    """CSV and TSV with a header. A CSV file may also have semicolons, as spreadsheets write them in many countries, or
-    tabs."""
-
-    header_row = 1  # as a spreadsheet shows it; blank lines may stand above
-
-    def where(self, row: int) -> str:
-        return f"row {row} (the header is row {self.header_row})"
-
-    def columns(self) -> list[str]:
-        with closing(self.rows(Problems())) as rows:
-            return _names(next(rows)[1])
-
-    def records(self, columns: list[str], problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        rows = self.rows(problems)
-        header = _names(next(rows)[1])
-        places = [header.index(name) for name in columns]
-        for number, cells in rows:
-            yield number, [cells[place] for place in places]
-
-    def rows(self, problems: Problems, first: str = "the header") -> Generator[tuple[int, list[str]]]:
-        """The numbers of all rows and all their cells, the header first; ``first`` is what that is called."""
-        with opened(self.path) as file:
-            lines = RecordLines(file)
-            self.header_row = number = lines.pass_blank() + 1
-            sample = lines.ahead(1 + SAMPLE)
-            if not sample:
-                raise InputError(f"{self.path} is empty. Its first row must name the columns.")
-            if bytes_of(sample[0]):
-                raise InputError(f"{self.path}, row {number}: {NOT_TEXT}")
-            separator = _separator(sample) if form(self.path) == ".csv" else "\t"
-            rows = LongCells(csv.reader(lines, delimiter=separator))
-            width = 0
-            while (cells := self._next(rows, lines, number)) is not None:
-                reason = cells if isinstance(cells, str) else _fault(cells, width, lines.record, separator, first)
-                if reason and not width:
-                    raise InputError(f"{self.path}, row {number}: {reason}")
-                if reason:
-                    problems.add(self.path, number, self.where(number), "", reason)
-                elif not width or any(cell.strip() for cell in cells) or len(cells) == width == 1:  # "" is not blank
-                    width = width or len(cells)
-                    yield number, list(cells)
-                number += 1
-
-    def _next(self, rows: LongCells, lines: RecordLines, number: int) -> list[str] | str | None:
-        """The cells of the next row, or why it cannot be read, or None after the last."""
-        lines.record.clear()
-        found: list[str] | str
-        try:
-            found = next(rows)
-        except StopIteration:
-            return None
-        except csv.Error as error:
-            found = LONG_CELL if "field limit" in str(error) else f"It cannot be read: {error}."
-        if lines.ended or (found == LONG_CELL and len(lines.record) > 1):
-            raise InputError(self._open_quote(number, lines))
-        return found
-
-    def _open_quote(self, number: int, lines: RecordLines) -> str:
-        inside = counted(len(lines.record) - 1, "line")
-        if lines.ended:
-            rest = f": the rest of the file, {inside}, is inside of it" if len(lines.record) > 1 else ""
-            return f"A double quote in row {number} of {self.path} is never closed{rest}."
-        return (
-            f"A double quote in row {number} of {self.path} is not closed within {LONGEST_CELL:,} letters: {inside} "
-            "after it are inside of it."
+        """Read all rows at once; there must be some."""
+        blocks = list(self.blocks(problems, columns))
+        if not any(block.numbers for block in blocks):
+            raise self.unusable([], problems)
+        numbers, attempted = (
+            [*chain(*lists)] for lists in zip(*((b.numbers, b.attempted) for b in blocks), strict=True)
         )
+        cells = {name: [*chain(*(block.cells[name] for block in blocks))] for name in blocks[0].cells}
+        return Rows(self, numbers, cells, attempted)
+
+    def unusable(self, numbers: Iterable[int], problems: Problems) -> InputError:
+        """Return the error for a table whose rows, those with these numbers among them, are all bad."""
+        bad = problems.by_row(self.path)
+        if not bad:
+            return InputError(f"{self.path} has no rows.")
+        total = count_of(len({*numbers, *(problem.row for problem in bad)}), "row")
+        return InputError(f"None of the {total} of {self.path} can be used. The first: {bad[0].sentence()}")
 
 
-class RecordLines:
-    """Lines for a reader of CSV: those of the row that is being read, and whether it asked for more than there are.
-
-    A row may go on over several lines inside of double quotes; when it is complete no further line is asked for.
-    """
-
-    def __init__(self, lines: Iterable[str]):
-        self._lines = iter(lines)
-        self.record: list[str] = []  # cleared by who reads the rows
-        self.ended = False
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        try:
-            line = next(self._lines)
-        except StopIteration:
-            self.ended = True
-            raise
-        self.record.append(line)
-        return line
-
-    def pass_blank(self) -> int:
-        """Pass over lines that hold nothing but separators; how many there were."""
-        for count, line in enumerate(self._lines):
-            if line.strip(" \t\r\n,;"):
-                self._lines = chain([line], self._lines)
-                return count
-        return 0
-
-    def ahead(self, most: int) -> list[str]:
-        """The next lines, which stay to be read."""
-        lines = list(islice(self._lines, most))
-        self._lines = chain(lines, self._lines)
-        return lines
+def _read_separated(path: Path, columns: list[str]) -> Iterator[Record]:
+    rows = _read_csv_rows(path)
+    number, header = next(rows)
+    if isinstance(header, str) or any(map(_is_damaged, header)):
+        raise InputError(f"{path}, row {number}: {header if isinstance(header, str) else NOT_TEXT}")
+    yield number, header
+    places = [[name.strip() for name in header].index(name) for name in columns]
+    for number, cells in rows:
+        yield number, cells if isinstance(cells, str) else [cells[place] for place in places]
 
 
-def _names(header: Iterable[str]) -> list[str]:
-    return [name.strip() for name in header]
+def _read_csv_rows(path: Path) -> Iterator[Record]:
+    """Read all rows that are not blank. CSV files may have semicolons or tabs, and blank lines above the header."""
+    with open_text(path) as file:
+        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip(" \t\r\n,;"))
+        first, line = next(lines, (0, ""))
+        if not first:
+            raise InputError(f"{path} is empty. Its first row must name the columns.")
+        sample = [line, *islice(file, HEADER_SAMPLE)]
+        separator = _find_separator(sample) if file_format(path) == ".csv" else "\t"
+        reader = csv.reader(chain(sample, file), delimiter=separator, strict=True)
+        width = start = 0
+        for number in count(first):
+            try:
+                cells = next(reader, None)
+            except csv.Error as error:
+                yield number, _explain_quotes(error, reader.line_num - start, f"row {number} of {path}")
+                cells = []
+            if cells is None:
+                return
+            width, lines_read, start = width or len(cells), reader.line_num - start, reader.line_num
+            if any(cell.strip() for cell in cells) or len(cells) == width == 1:  # "" is not a blank line
+                yield number, cells if len(cells) == width else _explain_width(len(cells), width, lines_read)
 
 
-def _separator(lines: Sequence[str]) -> str:
-    """What separates the cells of a CSV file: what makes most of its first rows as long as the header.
+def _find_separator(lines: Sequence[str]) -> str:
+    """Find the separator that makes most rows as long as the header; without rows, the one with the longest header.
 
-    >>> _separator(["Temp, °C;press", "20.5;1013"])
+    >>> _find_separator(["Temp, °C;press", "20.5;1013"])
     ';'
     """
-    widths = {}
-    for separator in ("\t", ";", ","):  # texts have tabs least often, and commas most
+    fits = {}
+    for separator in "\t;,":  # texts contain tabs least often, and commas most
+        rows = csv.reader((line[:LONG_LINE] for line in lines), delimiter=separator)
+        widths = [len(cells) for cells in rows if cells]
+        same = widths[1:].count(widths[0])
+        fits[separator] = widths[0] > 1, same, 0 if same else widths[0]
+    best = max(fits, key=fits.__getitem__)
+    return best if fits[best][0] else ","
+
+
+def _explain_quotes(error: csv.Error, lines: int, place: str) -> str:
+    """Say what is wrong with a row; where the rest of the file is lost too, raise it."""
+    if "unexpected end" in str(error):
+        rest = f": it swallows the rest of the file, {count_of(lines - 1, 'line')}" if lines > 1 else ""
+        raise InputError(f"A double quote in {place} is never closed{rest}.")
+    if "field limit" in str(error):
+        raise InputError(f"A cell in {place} is longer than {LONGEST_CELL:,} characters. Is a double quote missing?")
+    spans = f" spans {lines} lines and" if lines > 1 else ""
+    return f"A cell{spans} goes on after its closing double quote. Is a double quote missing?"
+
+
+def _explain_width(cells: int, width: int, lines: int) -> str:
+    advice = "Put cells that contain the separator or a line break in double quotes."
+    if lines > 1:
+        advice = f"A cell spans {lines} lines: is a double quote missing?"
+    return f"It has {count_of(cells, 'cell')}, the header has {width}. {advice}"
+
+
+def _read_json(path: Path, columns: list[str]) -> Iterator[Record]:
+    objects = islice(_read_json_objects(path), NAMES_SAMPLE)
+    names = dict.fromkeys(chain.from_iterable(record for _, record in objects if isinstance(record, dict)))
+    if not names:
+        raise InputError(f'{path} has no line with a JSON object, such as {{"text": "...", "smiles": "CCO"}}.')
+    yield 0, list(names)
+    for number, record in _read_json_objects(path):
+        missing = [name for name in columns if name not in record]
+        if isinstance(record, str) or missing:
+            yield number, record if isinstance(record, str) else f"It has no {missing[0]!r}."
+        else:
+            yield number, [_as_cell(record[name]) for name in columns]
+
+
+def _read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    for number, line in _read_lines(path):
         try:
-            widths[separator] = [len(cells) for cells in LongCells(csv.reader(lines, delimiter=separator)) if cells]
-        except csv.Error:  # said when the row is read
-            continue
-    able = {separator: found for separator, found in widths.items() if found and found[0] > 1}
-    fitting = {separator: found[1:].count(found[0]) for separator, found in able.items()}
-    if not any(fitting.values()):
-        fitting = {separator: found[0] for separator, found in able.items()}
-    return max(fitting, key=fitting.__getitem__, default=",")
+            record = json.loads(line)
+            yield number, record if isinstance(record, dict) else "It is not a JSON object in braces."
+        except ValueError as error:
+            yield number, f"It is not JSON: {error}."
 
 
-class LongCells:
-    """Rows of a CSV file whose cells have up to ``LONGEST_CELL`` letters.
-
-    The limit of :mod:`csv` is that of the whole process: it is another only while a row is read, by one thread.
-    """
-
-    _reading = threading.Lock()
-
-    def __init__(self, rows: Iterator[list[str]]):
-        self._rows = rows
-
-    def __iter__(self) -> Iterator[list[str]]:
-        return self
-
-    def __next__(self) -> list[str]:
-        with self._reading:
-            before = csv.field_size_limit(LONGEST_CELL)
-            try:
-                return next(self._rows)
-            finally:
-                csv.field_size_limit(before)
+def _as_cell(value: Any) -> str:
+    """Write a value of JSON or Parquet as text: numbers of a list with spaces between, other items with ;"""
+    if isinstance(value, list | tuple):
+        are_numbers = all(isinstance(item, int | float) for item in value)
+        return (" " if are_numbers else ";").join(map(_as_cell, value))
+    return "" if value is None else str(value)
 
 
-def _fault(cells: list[str], width: int, lines: Sequence[str], separator: str, first: str) -> str:
-    """Why a row cannot be used, if so; a header, of no width yet, may have any."""
-    if width and cells and len(cells) != width and any(cell.strip() for cell in cells):
-        advice = "Put cells that hold the separator or a line break in double quotes."
-        if len(lines) > 1:
-            advice = f"A cell goes on over {len(lines)} lines: is a double quote missing?"
-        return f"It has {counted(len(cells), 'cell')}, {first} has {width}. {advice}"
-    if len(lines) > 1 and not _is_strict(lines, separator):
-        return f"A cell goes on over {len(lines)} lines, and after its closing quote: is a double quote missing?"
-    return NOT_TEXT if any(map(bytes_of, cells)) else ""
+def _read_list(path: Path, columns: list[str]) -> Iterator[Record]:
+    yield 0, ["line"]
+    yield from ((number, [line.strip()]) for number, line in _read_lines(path))
 
 
-def _is_strict(lines: Sequence[str], separator: str) -> bool:
-    """Whether every closing quote is the end of a cell."""
+def _read_smiles(path: Path, columns: list[str]) -> Iterator[Record]:
+    """Read a SMILES a line and, after a space or a tab, its name if it has one. Lines with # in front are comments."""
+    yield 0, ["smiles", "name"]
+    lines = ((number, line) for number, line in _read_lines(path) if not line.startswith("#"))
+    for at, (number, line) in enumerate(lines):
+        smiles, name = (*line.split(maxsplit=1), "")[:2]
+        if at or smiles.lower() != "smiles":  # which is a header
+            yield number, [smiles if column == "smiles" else name.strip() for column in columns]
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    with open_text(path) as file:
+        yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+
+
+def _read_parquet(path: Path, columns: list[str]) -> Iterator[Record]:
+    arrow, parquet = import_extra("pyarrow", "tables"), import_extra("pyarrow.parquet", "tables")
     try:
-        next(LongCells(csv.reader(lines, delimiter=separator, strict=True)))
-    except csv.Error:
-        return False
-    return True
+        with parquet.ParquetFile(path) as file:
+            yield 0, list(file.schema_arrow.names)
+            batches = (batch.to_pydict() for batch in file.iter_batches(batch_size=BLOCK, columns=columns))
+            rows = (zip(*(batch[name] for name in columns), strict=True) for batch in batches)
+            for number, cells in enumerate(chain.from_iterable(rows), start=1):
+                yield number, list(map(_as_cell, cells))
+    except (arrow.ArrowException, OSError) as error:
+        raise InputError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-class JsonLines(Table):
-    """One JSON object a line."""
-
-    counted = "line {}"
-
-    def columns(self) -> list[str]:
-        names: dict[str, None] = {}
-        for _, record in islice(self._objects(Problems()), NAMED):
-            names |= dict.fromkeys(record)
-        if not names:
-            with opened(self.path) as file:
-                first = next((line for line in file if line.strip()), "")
-            if not first:
-                raise InputError(f"{self.path} is empty. It must hold one JSON object a line.")
-            raise InputError(f'{self.path} has no line with a JSON object, such as {{"text": "...", "smiles": "CCO"}}.')
-        return list(names)
-
-    def _objects(self, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
-        with opened(self.path) as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                reason = NOT_TEXT if bytes_of(line) else ""
-                try:
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        reason = reason or f"It must be a JSON object in braces. Got {type(record).__name__}."
-                except ValueError as error:
-                    reason = reason or f"It is not JSON: {error}."
-                if reason:
-                    problems.add(self.path, number, self.where(number), "", reason)
-                else:
-                    yield number, record
-
-    def records(self, columns: list[str], problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        for number, record in self._objects(problems):
-            missing = [name for name in columns if name not in record]
-            if missing:
-                problems.add(self.path, number, self.where(number), missing[0], "The line does not have it.")
-            else:
-                yield number, [as_cell(record[name]) for name in columns]
+def _open_zstd(path: Path, mode: str) -> Any:
+    arrow = import_extra("pyarrow", "tables")
+    return (arrow.input_stream if "r" in mode else arrow.output_stream)(str(path), compression="zstd")
 
 
-class SmilesList(Table):
-    """A SMILES a line and, after a space or a tab, a name if there is one. Lines that begin with # are comments."""
-
-    counted = "line {}"
-
-    def columns(self) -> list[str]:
-        return ["smiles", "name"]
-
-    def records(self, columns: list[str], problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        empty = True
-        with opened(self.path) as file:
-            for number, line in enumerate(file, start=1):
-                smiles, name = (*line.split(maxsplit=1), "", "")[:2]
-                if not smiles or line.startswith("#") or (empty and smiles.lower() == "smiles"):
-                    continue
-                empty = False
-                if bytes_of(line):
-                    problems.add(self.path, number, self.where(number), "", NOT_TEXT)
-                else:
-                    cells = {"smiles": smiles, "name": name.strip()}
-                    yield number, [cells[column] for column in columns]
-        if empty:
-            raise InputError(f"{self.path} is empty. It must hold a SMILES a line.")
-
-
-class Lines(Table):
-    """One cell a line."""
-
-    counted = "line {}"
-
-    def columns(self) -> list[str]:
-        return ["line"]
-
-    def records(self, columns: list[str], problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        empty = True
-        with opened(self.path) as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                empty = False
-                if bytes_of(line):
-                    problems.add(self.path, number, self.where(number), "", NOT_TEXT)
-                else:
-                    yield number, [line.strip()] * len(columns)
-        if empty:
-            raise InputError(f"{self.path} is empty. It must hold one cell a line.")
-
-
-class Parquet(Table):
-    """Parquet, by pyarrow."""
-
-    counted = "row {} (the first is row 1)"
-
-    @contextmanager
-    def _file(self) -> Iterator[Any]:
-        arrow, parquet = pyarrow()
-        try:
-            with parquet.ParquetFile(self.path) as file:
-                yield file
-        except (arrow.ArrowException, OSError) as error:
-            raise InputError(f"{self.path} cannot be read as Parquet: {error}") from error
-
-    def columns(self) -> list[str]:
-        with self._file() as file:
-            return list(file.schema_arrow.names)
-
-    def records(self, columns: list[str], problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        number = 0
-        with self._file() as file:
-            for batch in file.iter_batches(batch_size=BLOCK, columns=columns):
-                values = batch.to_pydict()
-                for cells in zip(*(values[name] for name in columns), strict=True):
-                    number += 1
-                    yield number, [as_cell(cell) for cell in cells]
-
-
-FORMATS: dict[str, type[Table]] = {
-    ".csv": Separated,
-    ".tsv": Separated,
-    ".tab": Separated,
-    ".jsonl": JsonLines,
-    ".ndjson": JsonLines,
-    ".parquet": Parquet,
-    ".smi": SmilesList,
-    ".smiles": SmilesList,
-    ".txt": Lines,
+READERS: Mapping[str, Callable[[Path, list[str]], Iterator[Record]]] = {  # each yields the names of all columns first
+    **dict.fromkeys((".csv", ".tsv", ".tab"), _read_separated),
+    **dict.fromkeys((".jsonl", ".ndjson"), _read_json),
+    ".parquet": _read_parquet,
+    **dict.fromkeys((".smi", ".smiles"), _read_smiles),
+    ".txt": _read_list,
 }
 WRITTEN = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".parquet")
-LONG_CELL = f"A cell has more than {LONGEST_CELL:,} letters. Is a double quote missing somewhere?"
-NOT_TEXT = "It has bytes that are not UTF-8 text. Save the file as UTF-8 (in a spreadsheet: CSV UTF-8)."
-
-
-def table(path: str | Path) -> Table:
-    """The table in a file, by the ending of its name."""
-    path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder. Name a file.")
-    if not path.exists():
-        near = closest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
-        raise InputError(f"There is no file {path}.{near}")
-    ending = form(path)
-    if ending not in FORMATS:
-        raise InputError(
-            f"{path}: cannot read {ending or 'a file without an ending'}. Save it as one of {_listed(FORMATS)}, plain "
-            f"or with {_listed(COMPRESSED)} after it."
-        )
-    if ending == ".parquet" and path.suffix != ending:
-        raise InputError(f"{path}: a Parquet file is compressed inside. Decompress it once and name the .parquet file.")
-    return FORMATS[ending](path)
-
-
-def form(path: Path) -> str:
-    """The ending that says what the file is, without that of its compression.
-
-    >>> form(Path("Library.SMI.gz"))
-    '.smi'
-    """
-    return _decompressed(path).suffix.lower()
-
-
-def _decompressed(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[io.TextIOWrapper]:
-    """The text of a file, decompressed. Bytes that are not text stay visible to :func:`bytes_of`."""
+def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
+    """Open a file as text, decompressed. Bytes that are not text become surrogates."""
     try:
-        with _binary(path, "rb") as raw:
-            marks = raw.peek(4)[:4]
-            encoding = "utf-16" if marks[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        with io.BufferedReader(OPENERS.get(path.suffix.lower(), open)(path, "rb")) as raw:
+            encoding = "utf-16" if raw.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
             with io.TextIOWrapper(raw, encoding=encoding, errors="surrogateescape", newline="") as text:
                 yield text
-    except InputError:
-        raise
-    except DAMAGED as error:
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
 
 
-def bytes_of(text: str) -> bool:
-    """Whether there were bytes that are not text."""
+def _is_damaged(text: str) -> bool:
     return not text.isascii() and any("\udc80" <= letter <= "\udcff" for letter in text)
 
 
-def _binary(path: Path, mode: str) -> Any:
-    match path.suffix.lower():
-        case ".gz":
-            return _buffered(gzip.open(path, mode))
-        case ".bz2":
-            return _buffered(bz2.open(path, mode))
-        case ".xz":
-            return _buffered(lzma.open(path, mode))
-        case ".zst":
-            arrow, _ = pyarrow()
-            stream = arrow.input_stream if mode == "rb" else arrow.output_stream
-            return _buffered(stream(str(path), compression="zstd"))
-        case _:
-            return path.open(mode)
+def without_compression(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() in OPENERS else path
 
 
-def _buffered(stream: Any) -> Any:
-    return io.BufferedReader(stream) if stream.readable() else io.BufferedWriter(stream)
+def file_format(path: Path) -> str:
+    """Return the ending that says what a file is, without that of its compression.
+
+    >>> file_format(Path("Library.SMI.gz"))
+    '.smi'
+    """
+    return without_compression(path).suffix.lower()
 
 
-def pyarrow() -> tuple[Any, Any]:
-    """``pyarrow`` and ``pyarrow.parquet``, or a sentence that says how to install them."""
-    try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "tables") from error
-    return arrow, parquet
+def _check_format(path: Path, action: str, formats: Iterable[str]) -> None:
+    ending = file_format(path)
+    if ending not in formats or (ending == ".parquet" and path.suffix.lower() != ending):  # compressed inside
+        what = "".join(path.suffixes) or "a file without an ending"
+        endings = f"{_list(formats)}; all but Parquet may have {_list(OPENERS)} after it"
+        raise InputError(f"{path}: cannot {action} {what}. Choose one of {endings}.")
 
 
-def as_cell(value: Any) -> str:
-    """A value of JSON or Parquet as text: nothing is empty, numbers in a list have spaces between, other items ;"""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list | tuple):
-        numeric = all(isinstance(item, int | float) for item in value)
-        return (" " if numeric else ";").join(map(as_cell, value))
-    if isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
-
-
-def check_writable(path: Path, *read: Path | None) -> None:
-    """Whether a table can be written there and replaces nothing that is read, asked before any work is done."""
-    if form(path) not in WRITTEN:
-        raise InputError(
-            f"{path}: cannot write {form(path) or 'a file without an ending'}. Name it {_listed(WRITTEN)}, or with "
-            f"{_listed(COMPRESSED)} after that."
-        )
-    if form(path) == ".parquet" and path.suffix != ".parquet":
-        raise InputError(f"{path}: a Parquet file is compressed inside. Name it .parquet.")
-    if form(path) == ".parquet" or path.suffix == ".zst":
-        pyarrow()
+def check_writable(path: Path, *inputs: Path | None) -> None:
+    """Check, before any work is done, that a table can be written there and overwrites none of the inputs."""
+    _check_format(path, "write", WRITTEN)
+    if file_format(path) == ".parquet" or path.suffix == ".zst":
+        import_extra("pyarrow", "tables")
     if path.is_dir():
         raise InputError(f"{path} is a folder. Name a file.")
     check_place(path)
-    if any(other is not None and path.exists() and other.exists() and path.samefile(other) for other in read):
-        raise InputError(f"--out {path} would replace a file that is read. Choose another name.")
+    if any(other is not None and path.exists() and other.exists() and path.samefile(other) for other in inputs):
+        raise InputError(f"--out {path} would overwrite an input. Choose another name.")
 
 
-def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table in the form that its name asks for, whole or not at all."""
-    check_writable(path)
-    with drafted(path) as draft:
-        if form(path) == ".parquet":
-            _write_parquet(draft, header, rows)
-        else:
-            _write_text(draft, header, rows)
-
-
-def skipped_beside(path: Path) -> Path:
-    """Where the rows are listed that were skipped on the way to a table.
-
-    >>> skipped_beside(Path("out/ranked.csv.gz")).as_posix()
-    'out/ranked.skipped.csv'
-    """
-    return _decompressed(path).with_suffix(".skipped.csv")
+def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table in the format that its name says, whole or not at all."""
+    ending = file_format(path)
+    with replace_file(path) as draft:
+        if ending == ".parquet":
+            cells = list(zip(*rows, strict=True)) or [()] * len(header)
+            table = import_extra("pyarrow", "tables").table(dict(zip(header, map(list, cells), strict=True)))
+            import_extra("pyarrow.parquet", "tables").write_table(table, draft)
+            return
+        with io.TextIOWrapper(OPENERS.get(path.suffix.lower(), open)(draft, "wb"), "utf-8", newline="") as file:
+            if "json" in ending:
+                records = (json.dumps(dict(zip(header, row, strict=True)), ensure_ascii=False) for row in rows)
+                file.writelines(f"{record}\n" for record in records)
+            else:
+                separator = "," if ending == ".csv" else "\t"
+                csv.writer(file, delimiter=separator, lineterminator="\n").writerows(chain([header], rows))
 
 
 def write_skipped(problems: Problems, path: Path) -> None:
-    """List the rows that were skipped; an older list goes when there are none. A file of somebody else's stays."""
-    if path.exists() and not _is_ours(path):
+    """List the rows that were skipped. An older list is removed if there are none; any other file stays."""
+    header = list(Problem._fields[:4])
+    if path.exists() and path.read_bytes().partition(b"\n")[0].decode(errors="replace") != ",".join(header):
         if problems.found:
-            warnings.warn(f"{path} is not a list of skipped rows and stays: they are not written down.", stacklevel=2)
+            warnings.warn(f"{path} exists and is not a list of skipped rows: the list is not written.", stacklevel=2)
     elif problems.found:
-        write(path, HEADER, problems.rows())
+        write_table(path, header, (problem[:4] for problem in problems.by_row()))
     else:
         path.unlink(missing_ok=True)
 
 
-def _is_ours(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with opened(path) as file:
-        return file.readline().strip() == ",".join(HEADER)
-
-
-def _write_text(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with io.TextIOWrapper(_binary(path, "wb"), encoding="utf-8", newline="") as file:
-        if form(path) in (".jsonl", ".ndjson"):
-            for row in rows:
-                file.write(json.dumps(dict(zip(header, row, strict=True)), ensure_ascii=False) + "\n")
-        else:
-            writer = csv.writer(file, delimiter="," if form(path) == ".csv" else "\t", lineterminator="\n")
-            writer.writerow(header)
-            writer.writerows(rows)
-
-
-def _write_parquet(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    arrow, parquet = pyarrow()
-    rows = iter(rows)
-    blocks = iter(lambda: list(islice(rows, PARQUET_BLOCK)), [])
-    made = (arrow.table(dict(zip(header, map(list, zip(*block, strict=True)), strict=True))) for block in blocks)
-    first = next(made, arrow.table({name: arrow.array([], arrow.string()) for name in header}))
-    with parquet.ParquetWriter(path, first.schema) as writer:
-        for block in chain([first], made):
-            writer.write_table(block)
-
-
-def _listed(names: Iterable[str], most: int = 12) -> str:
+def _list(names: Iterable[str], most: int = 12) -> str:
     names = list(names)
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

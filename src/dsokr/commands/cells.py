@@ -1,0 +1,216 @@
+"""Cells: texts and numbers in them, how messages show them, and guesses of what kind of cells a column holds."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from dsokr.errors import InputError, import_extra
+
+Cell = str | Sequence[Any]  # the text of a cell, or the cells of several columns
+
+LARGEST = 1e100  # number; squares of larger ones overflow
+NO_LABEL = "{}"  # the empty set of labels; an empty cell is more often a missing value
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+COMMAS = re.compile(r"[-+]?(\d+,\d+([eE][-+]?\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+(,\d+)?)")  # 0,5  1,234.5
+SAMPLE, MOST = 300, 0.9  # cells that a guess looks at, and the share of them that must fit
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 row", "2,000 rows"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'this'?", or nothing if no known name is similar."""
+    lowered = {other.lower(): other for other in known}
+    similar = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.7)
+    return f" Did you mean {lowered[similar[0]]!r}?" if similar else ""
+
+
+def shorten(cell: Cell, most: int = 60) -> str:
+    """Return a cell as a message shows it."""
+    text = cell if isinstance(cell, str) else ", ".join(map(str, cell))
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def as_text(cell: Cell) -> str:
+    """Return several cells as one, which is read as the same numbers."""
+    return cell if isinstance(cell, str) else " ".join(map(str, cell))
+
+
+def parse_text(cell: Cell) -> str:
+    """Return the text of a cell, which must not be empty."""
+    if not isinstance(cell, str):
+        raise InputError(f"This must be one text. Got {len(cell)} cells: {shorten(cell)}.")
+    if not cell.strip():
+        raise InputError("The cell is empty.")
+    return cell.strip()
+
+
+def parse_numbers(cell: Cell, names: Sequence[str] = ()) -> np.ndarray:  # (d,)
+    """Return the numbers in several cells, or in one: with spaces, ; or | between, or as a list in brackets.
+
+    >>> parse_numbers("[1, 2.5]")
+    array([1. , 2.5])
+    """
+    if isinstance(cell, str):
+        text = parse_text(cell)
+        text = text.strip("[]()").replace(",", " ") if text[0] in "[(" else text
+        cell = text.replace(";", " ").replace("|", " ").split() or [""]
+    places = [f" in {name!r}" for name in names] if len(names) == len(cell) > 1 else [""] * len(cell)
+    return np.array([_parse_number(str(item).strip(), place) for item, place in zip(cell, places, strict=True)])
+
+
+def _parse_number(text: str, place: str) -> float:
+    if not text:
+        raise InputError(f"The cell{place} is empty.")
+    try:
+        number = float(text)
+    except ValueError:
+        remedy = " Write decimals with a point, and nothing between thousands." * bool(COMMAS.fullmatch(text))
+        raise InputError(f"{shorten(text)!r}{place} is not a number.{remedy}") from None
+    if not math.isfinite(number):
+        raise InputError(f"{text!r}{place} is not a finite number.")
+    if abs(number) > LARGEST:
+        raise InputError(f"{number:g}{place} is too large a number: at most {LARGEST:g}.")
+    return number
+
+
+def load_picture(cell: Cell) -> Any:
+    """Load the picture whose path is in a cell."""
+    path, pictures = parse_text(cell), import_extra("PIL.Image", "images")
+    try:
+        with pictures.open(path) as picture:
+            picture.load()
+            return picture
+    except FileNotFoundError:
+        raise InputError(f"There is no picture {path}.") from None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"The picture {path} cannot be read: {error}.") from error
+
+
+def parse_good(parse: Callable[[Cell], Any], cells: Iterable[Cell]) -> Iterator[Any]:
+    """Parse the good cells; ignore the others."""
+    for cell in cells:
+        with suppress(InputError):
+            yield parse(cell)
+
+
+def join_values(parts: list[Any]) -> Any:
+    """Join blocks of values: sparse matrices, arrays, or lists."""
+    if parts and sp.issparse(parts[0]):
+        return sp.vstack(parts, format="csr")
+    return np.concatenate(parts) if parts and isinstance(parts[0], np.ndarray) else [*chain(*parts)]
+
+
+def guess_input(columns: Sequence[str], cells: Sequence[Cell], locate: Callable[[int], str]) -> str:
+    """Return the name of the most special kind that nearly all of the first cells fit; ``locate`` names a position.
+
+    >>> guess_input(["picture"], ["a/1.png", "a/2.png"], str), guess_input(["t"], ["a red ball", "two cats"], str)
+    ('image', 'text')
+    """
+    if len(columns) > 1:
+        return "vector"
+    texts = _sample(cells)
+    if _fits(texts, lambda text: text.lower().endswith(PICTURES)):
+        return "image"
+    if _fits(texts, _is_numbers) or _are_smiles(columns[0], texts):
+        return "vector" if _fits(texts, _is_numbers) else "smiles"
+    guess = "string" if all(map(str.isascii, texts)) and _fits(texts, _is_word) else "text"
+    _check_no_numbers(columns[0], cells, locate, f"--input-kind {guess}", "--input-kind vector")
+    return guess
+
+
+def guess_output(columns: Sequence[str], cells: Sequence[Cell], locate: Callable[[int], str]) -> str:
+    """Do the same for outputs.
+
+    >>> guess_output(["y"], ["b>a>c", "a>b>c"], str), guess_output(["tags"], ["red;round", "green"], str)
+    ('ranking', 'labels')
+    """
+    if len(columns) > 1:
+        return "vector"
+    texts = _sample(cells)
+    if _fits(texts, _is_numbers) or _are_smiles(columns[0], texts):
+        return "vector" if _fits(texts, _is_numbers) else "smiles"
+    if _fits(texts, lambda text: ">" in text):
+        return "ranking"
+    labels = {label for text in texts for label in re.split("[;|]", text)}
+    sets = [text for text in texts if re.search("[;|]", text)]
+    guess = "labels" if sets or len(labels) <= max(2, len(texts) // 5) else "string"
+    if NO_LABEL not in texts and all(map(_resembles_numbers, sets)):
+        _check_no_numbers(columns[0], cells, locate, f"--output-kind {guess}", "--output-kind vector")
+    return guess
+
+
+def _sample(cells: Sequence[Cell]) -> list[str]:
+    texts = [cell.strip() for cell in cells[:SAMPLE] if isinstance(cell, str) and cell.strip()]
+    if not texts:
+        raise InputError("All cells are empty: their kind cannot be guessed.")
+    return texts
+
+
+def _fits(texts: list[str], test: Callable[[str], bool]) -> bool:
+    return sum(map(test, texts)) >= MOST * len(texts)
+
+
+def _check_no_numbers(column: str, cells: Sequence[Cell], locate: Callable[[int], str], here: str, vector: str) -> None:
+    """Refuse to read numbers as letters: cells with decimal commas, or with some other cells between."""
+    texts = _sample(cells)
+    written = {at: cell.strip() for at, cell in enumerate(cells) if isinstance(cell, str) and cell.strip()}
+    wrong = {at: text for at, text in written.items() if not _is_numbers(text)}
+    if _fits(texts, _resembles_numbers):
+        at = next(at for at, text in wrong.items() if _resembles_numbers(text))
+        advice = f"{_reason(parse_numbers, wrong[at])} If the cells are not numbers, say {here}."
+    elif sum(map(_is_numbers, texts)) > len(texts) / 2:
+        at = next(iter(wrong))
+        advice = (
+            f"{shorten(wrong[at])!r} is not a number, but {len(written) - len(wrong):,} of "
+            f"{count_of(len(written), 'cell')} of the column are. Say {vector} to skip such rows, or {here} to take "
+            "all cells as they are."
+        )
+    else:
+        return
+    raise InputError(f"{locate(at)}, column {column!r}: {advice}")
+
+
+def _reason(parse: Callable[[Any], Any], cell: Any) -> str:
+    try:
+        parse(cell)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _is_numbers(text: str) -> bool:
+    return not _reason(parse_numbers, text)
+
+
+def _resembles_numbers(text: str) -> bool:
+    return all(_is_numbers(part) or COMMAS.fullmatch(part) for part in re.split(r"[;|\s]+", text) if part)
+
+
+def _is_word(text: str) -> bool:
+    return len(text.split()) == 1
+
+
+def _are_smiles(column: str, texts: list[str]) -> bool:
+    """Whether these are SMILES: by the name of the column, or because RDKit can read them and they are not words."""
+    if "smiles" in column.lower():
+        return True
+    if not _fits(texts, _is_word) or all(text.islower() or text.istitle() for text in texts):
+        return False
+    try:
+        chem = import_module("dsokr.chem")
+    except ImportError:  # RDKit is an extra
+        return False
+    return _fits(texts, lambda text: not _reason(chem.canonical, [text]))

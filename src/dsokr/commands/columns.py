@@ -1,0 +1,433 @@
+"""Kinds of columns: how cells become what networks and kernels take, and how answers become cells again.
+
+A cell is text; several columns come as one tuple of cells a row. ``kind.adapt(cells)`` looks at the training cells once
+(labels, scales, lengths) and returns the kind that knows them; ``kind.read(cells)`` then reads any cells, and says of
+every bad one why it is bad. A kind is plain data and is saved with the model as JSON.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from dsokr import decoders
+from dsokr.commands.cells import (
+    NO_LABEL,
+    Cell,
+    count_of,
+    join_values,
+    load_picture,
+    parse_good,
+    parse_numbers,
+    parse_text,
+    shorten,
+    suggest,
+)
+from dsokr.decoders import Decoder
+from dsokr.errors import InputError, check_integers
+from dsokr.graphs import Graph
+from dsokr.kernels import FeatureKernel, Kernel
+from dsokr.outputs import Outputs
+
+BLOCK = 1024  # cells parsed at once; a bad one costs a second look at its block
+FARTHEST = 1e12  # times the spread of the training numbers; networks compute with seven digits
+MAJORITY = 0.75  # share of the rankings that must agree on the items there are
+GREY = {"1", "L", "LA", "I", "I;16", "F"}  # modes of pictures
+VALENCES = {5: 3, 6: 4, 7: 3, 8: 2, 9: 1, 14: 4, 15: 5, 16: 6, 17: 1, 35: 1, 53: 1}
+
+_chem = partial(import_module, "dsokr.chem")  # needs RDKit
+
+
+class Read(NamedTuple):
+    """The values of the good cells, the positions of these cells, and why the others are bad."""
+
+    values: Any
+    good: list[int]
+    bad: dict[int, str]
+
+
+@dataclass(frozen=True)
+class Kind(ABC):
+    """How cells of one kind are read."""
+
+    name: ClassVar[str]
+    columns: tuple[str, ...] = ()
+
+    @abstractmethod
+    def parse(self, cells: Sequence[Cell]) -> Any:
+        """Return the values of cells as the estimator takes them. A bad cell is an ``InputError`` with the reason."""
+
+    def adapt(self, cells: Sequence[Cell]) -> Self:
+        """Return this kind with what the training cells show; bad cells are ignored."""
+        return self
+
+    def locate(self, cells: Sequence[Cell], folder: Path) -> Sequence[Cell]:
+        """Return cells of a table in this folder such that they can be read from anywhere."""
+        return cells
+
+    def read(self, cells: Sequence[Cell]) -> Read:
+        """Parse the good cells, and say why the others are bad."""
+        parts: list[Any] = []
+        good, bad = [], {}
+        for start in range(0, len(cells), BLOCK):
+            block = dict(enumerate(cells[start : start + BLOCK], start))
+            try:
+                parts.append(self.parse(list(block.values())))
+            except InputError:
+                bad |= (wrong := self._find_bad(block))
+                block = {position: cell for position, cell in block.items() if position not in wrong}
+                parts += [self.parse(list(block.values()))] if block else []
+            good += block
+        return Read(join_values(parts), good, bad)
+
+    def _find_bad(self, cells: Mapping[int, Cell]) -> dict[int, str]:
+        bad = {}
+        for position, cell in cells.items():
+            try:
+                self.parse([cell])
+            except InputError as error:
+                bad[position] = str(error).replace(" at index 0", "")
+        return bad
+
+    def parse_all(self, cells: Sequence[Cell], noun: str) -> Any:
+        """Return the values of cells that must all be good; a bad one is named by its position."""
+        if isinstance(cells, str) or not len(cells):
+            raise InputError(f"{noun}s must be a list with at least one of them. Got {cells!r}.")
+        values, _, bad = self.read(cells)
+        for position, reason in bad.items():
+            raise InputError(f"{noun} {position}: {reason}")
+        return values
+
+
+class OutputKind(Kind):
+    """A kind that can also be written, with its default kernel and the decoder that searches all outputs."""
+
+    kernel: ClassVar[str]
+
+    @abstractmethod
+    def format(self, value: Any) -> str:
+        """Write one output as a cell."""
+
+    def key(self, cell: Cell) -> str:
+        """Return a text that is equal for cells that mean the same."""
+        return self.format(self.parse([cell])[0])
+
+    def suit(self, kernel: Kernel) -> Self:
+        """Return this kind with outputs in the form that the kernel takes."""
+        return self
+
+    @abstractmethod
+    def search(self, kernel: Kernel, ys: Outputs) -> Decoder | None:
+        """Return the decoder over all outputs of this kind, if there is one for the kernel."""
+
+
+@dataclass(frozen=True)
+class Vector(OutputKind):
+    """Numbers, in one column or several. In training they are centred and scaled, column by column.
+
+    >>> kind = Vector().adapt(["1 10", "3 30"])
+    >>> kind.read(["2 20", "two"])
+    Read(values=array([[0., 0.]]), good=[0], bad={1: "'two' is not a number."})
+    """
+
+    name: ClassVar[str] = "vector"
+    kernel: ClassVar[str] = "Linear()"
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+
+    def adapt(self, cells: Sequence[Cell]) -> Vector:
+        rows = list(parse_good(lambda cell: parse_numbers(cell, self.columns), cells))
+        if not rows:
+            return self
+        width = Counter(map(len, rows)).most_common(1)[0][0]
+        table = np.stack([row for row in rows if len(row) == width])
+        spread = table.std(axis=0)
+        spread[spread <= 1e-12 * np.abs(table).max(axis=0, initial=1.0)] = 1.0  # a column that never changes
+        return replace(self, mean=tuple(table.mean(axis=0).tolist()), scale=tuple(spread.tolist()))
+
+    def parse(self, cells: Sequence[Cell]) -> np.ndarray:
+        return np.stack([self._scale(parse_numbers(cell, self.columns)) for cell in cells])
+
+    def _scale(self, numbers: np.ndarray) -> np.ndarray:
+        if not self.mean:
+            return numbers
+        if len(numbers) != len(self.mean):
+            raise InputError(f"There must be {count_of(len(self.mean), 'number')}. Got {len(numbers)}.")
+        scaled = (numbers - self.mean) / self.scale
+        if np.abs(scaled).max() > FARTHEST:
+            raise InputError(f"{numbers[np.abs(scaled).argmax()]:g} is too far from the numbers of training.")
+        return scaled
+
+    def unscale(self, values: Any) -> np.ndarray:  # (n, d) -> (n, d)
+        """Return values in the units of the table."""
+        return np.asarray(values, dtype=np.float64) * self.scale + self.mean
+
+    def format(self, value: Any) -> str:
+        return " ".join(f"{number:.7g}" for number in self.unscale(value))
+
+    def search(self, kernel: Kernel, ys: Outputs) -> Decoder:
+        return decoders.Gradient()
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """Text in words: a description, a sentence, a document."""
+
+    name: ClassVar[str] = "text"
+
+    def parse(self, cells: Sequence[Cell]) -> list[str]:
+        return [" ".join(parse_text(cell).split()) for cell in cells]
+
+
+@dataclass(frozen=True)
+class Letters(Kind):
+    """Strings that a network reads character by character: words, sequences, codes. ASCII."""
+
+    name: ClassVar[str] = "string"
+    longest: int = 0  # 0: not known yet
+
+    def adapt(self, cells: Sequence[Cell]) -> Self:
+        lengths = map(len, replace(self, longest=0).read(cells).values)
+        return replace(self, longest=max(32, math.ceil(1.25 * max(lengths, default=0))))
+
+    def parse(self, cells: Sequence[Cell]) -> list[str]:
+        texts = self._spell([parse_text(cell) for cell in cells])
+        for text in texts:
+            if odd := [letter for letter in text if not letter.isascii() or letter == "\0"]:
+                raise InputError(f"The network reads ASCII characters only. Got {odd[0]!r} in {shorten(text)!r}.")
+            if len(text) > self.longest > 0:
+                raise InputError(f"The network reads at most {self.longest} characters. Got {len(text)}.")
+        return texts
+
+    def _spell(self, texts: list[str]) -> list[str]:
+        return texts
+
+
+@dataclass(frozen=True)
+class SmilesLetters(Letters):
+    """Molecules as SMILES, made canonical and read character by character."""
+
+    name: ClassVar[str] = "smiles"
+
+    def _spell(self, texts: list[str]) -> list[str]:
+        return _chem().canonical(texts, stereo=True)
+
+
+@dataclass(frozen=True)
+class Image(Kind):
+    """Pictures by their paths, relative to the table; resized, grey or in colour as those of training are."""
+
+    name: ClassVar[str] = "image"
+    side: int = 64  # pixels
+    mode: str = ""  # L: grey; RGB: colours
+
+    def __post_init__(self) -> None:
+        check_integers(self, side=1)
+
+    def adapt(self, cells: Sequence[Cell]) -> Image:
+        modes = {picture.mode for picture in parse_good(load_picture, cells[:200])}
+        return replace(self, mode="L" if modes and modes <= GREY else "RGB")
+
+    def locate(self, cells: Sequence[Cell], folder: Path) -> Sequence[Cell]:
+        return [str(folder / cell.strip()) if isinstance(cell, str) and cell.strip() else cell for cell in cells]
+
+    def parse(self, cells: Sequence[Cell]) -> np.ndarray:
+        return np.stack([self._scale(load_picture(cell)) for cell in cells])
+
+    def _scale(self, picture: Any) -> np.ndarray:
+        small = picture.convert(self.mode or "RGB").resize((self.side, self.side))
+        pixels = np.asarray(small, dtype=np.float32) / 255
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+@dataclass(frozen=True)
+class Labels(OutputKind):
+    """Sets of labels with ; or | between them. The empty set is written {}.
+
+    >>> Labels().adapt(["red;round", "green;long"]).read(["round; green", "gren"])
+    Read(values=array([[1, 0, 0, 1]], dtype=int8), good=[0],
+         bad={1: "There is no label 'gren' in training. Did you mean 'green'?"})
+    """
+
+    name: ClassVar[str] = "labels"
+    kernel: ClassVar[str] = "Tanimoto()"
+    names: tuple[str, ...] = ()
+    separator: str = ";"
+
+    def adapt(self, cells: Sequence[Cell]) -> Labels:
+        texts = [cell for cell in cells if isinstance(cell, str)]
+        bars = sum("|" in text for text in texts) > sum(";" in text for text in texts)
+        kind = replace(self, separator="|" if bars else ";")
+        return replace(kind, names=tuple(sorted(set(chain.from_iterable(map(kind._split, texts))))))
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {label: place for place, label in enumerate(self.names)}
+
+    def _split(self, cell: Cell) -> list[str]:
+        text = cell.strip() if isinstance(cell, str) else self.separator.join(map(str, cell))
+        return [] if text == NO_LABEL else [part.strip() for part in text.split(self.separator) if part.strip()]
+
+    def parse(self, cells: Sequence[Cell]) -> np.ndarray:
+        rows = np.zeros((len(cells), len(self.names)), np.int8)
+        for row, cell in zip(rows, cells, strict=True):
+            labels = self._split(cell)
+            if not labels and (not isinstance(cell, str) or cell.strip() != NO_LABEL):
+                raise InputError(f"The cell is empty. Write {NO_LABEL} if it has none of the labels.")
+            for label in labels:
+                if label not in self._places:
+                    raise InputError(f"There is no label {shorten(label)!r} in training.{suggest(label, self.names)}")
+                row[self._places[label]] = 1
+        return rows
+
+    def format(self, value: Any) -> str:
+        there = [label for label, bit in zip(self.names, value, strict=True) if bit]
+        return self.separator.join(there) or NO_LABEL
+
+    def search(self, kernel: Kernel, ys: Outputs) -> Decoder:
+        return decoders.LabelSet()
+
+
+@dataclass(frozen=True)
+class Ranking(OutputKind):
+    """Orders of items, best first: b>a>c or b;a;c, with ties b>a=c; items may be missing.
+
+    >>> Ranking().adapt(["b>a>c"]).read(["b > a = c", "b>b"])
+    Read(values=array([[1, 0, 1]]), good=[0], bad={1: "'b' is ranked twice."})
+    """
+
+    name: ClassVar[str] = "ranking"
+    kernel: ClassVar[str] = "Kemeny()"
+    items: tuple[str, ...] = ()
+    full: bool = False  # every item, without ties
+
+    def adapt(self, cells: Sequence[Cell]) -> Ranking:
+        ranked = Counter(frozenset(chain(*groups)) for groups in parse_good(self._split, cells))
+        items = frozenset().union(*ranked)
+        if self.full and ranked:  # one misspelt item is not an item that all other rankings miss
+            usual = ranked.most_common(1)[0][0]
+            fitting = sum(times for some, times in ranked.items() if some <= usual)
+            items = usual if fitting >= MAJORITY * ranked.total() else items
+        return replace(self, items=tuple(sorted(items)))
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {item: place for place, item in enumerate(self.items)}
+
+    def _split(self, cell: Cell) -> list[list[str]]:
+        """Return the items, best first; tied items together."""
+        parts = re.split(">" if ">" in cell else ";", cell) if isinstance(cell, str) else list(map(str, cell))
+        groups = [[item.strip() for item in part.split("=") if item.strip()] for part in parts]
+        items = Counter(chain(*groups))
+        if not items:
+            raise InputError("The cell is empty.")
+        if items.total() == 1:
+            raise InputError(f"A ranking has two items or more. Got {shorten(next(iter(items)))!r} alone.")
+        if items.total() > len(items):
+            raise InputError(f"{items.most_common(1)[0][0]!r} is ranked twice.")
+        return [group for group in groups if group]
+
+    def parse(self, cells: Sequence[Cell]) -> np.ndarray:
+        return np.stack([self._parse_one(self._split(cell)) for cell in cells])
+
+    def _parse_one(self, groups: list[list[str]]) -> np.ndarray:
+        ranks = np.full(len(self.items), -1)
+        for rank, item in ((rank, item) for rank, group in enumerate(groups) for item in group):
+            if item not in self._places:
+                hint = suggest(item, self.items) or " Kemeny() takes rankings of any items." * self.full
+                raise InputError(f"{shorten(item)!r} is not one of the {len(self.items)} items of training.{hint}")
+            ranks[self._places[item]] = rank
+        if self.full and len(groups) < len(self.items):
+            missing = [item for item, rank in zip(self.items, ranks, strict=True) if rank < 0]
+            what = f"{missing[0]!r} is not ranked" if missing else "Items are tied"
+            raise InputError(f"{what}, and this kernel takes full rankings only. Kemeny() takes all.")
+        return ranks
+
+    def format(self, value: Any) -> str:
+        ranks = sorted({int(rank) for rank in value if rank >= 0})
+        groups = ([item for item, other in zip(self.items, value, strict=True) if other == rank] for rank in ranks)
+        return ">".join(map("=".join, groups))
+
+    def suit(self, kernel: Kernel) -> Ranking:
+        return replace(self, full="Kemeny" not in repr(kernel))
+
+    def search(self, kernel: Kernel, ys: Outputs) -> Decoder | None:
+        by_kernel = {"Kemeny": decoders.Kemeny(), "Hamming": decoders.HammingRanking(), "Lehmer": decoders.Lehmer()}
+        return by_kernel.get(type(kernel).__name__)
+
+
+@dataclass(frozen=True)
+class String(OutputKind):
+    """Short strings: words, names, codes, sequences."""
+
+    name: ClassVar[str] = "string"
+    kernel: ClassVar[str] = "NGram((1, 2, 3))"
+
+    def parse(self, cells: Sequence[Cell]) -> list[str]:
+        return [parse_text(cell) for cell in cells]
+
+    def format(self, value: Any) -> str:
+        return str(value)
+
+    def search(self, kernel: Kernel, ys: Outputs) -> Decoder:
+        return decoders.NGram()
+
+
+@dataclass(frozen=True)
+class Molecule(OutputKind):
+    """Molecules as SMILES, compared by circular neighbourhoods (how often each occurs, or whether) or as graphs."""
+
+    name: ClassVar[str] = "smiles"
+    kernel: ClassVar[str] = "Tanimoto()"
+    radius: int = 3  # of neighbourhoods
+    chirality: bool = True
+    counts: bool = True
+    as_graph: bool = False  # which the kernel decides
+
+    def __post_init__(self) -> None:
+        check_integers(self, radius=0)
+
+    def parse(self, cells: Sequence[Cell]) -> Any:
+        smiles = [parse_text(cell) for cell in cells]
+        if self.as_graph:
+            return _chem().graphs(smiles)
+        counts = _chem().fingerprints(smiles, radius=self.radius, chirality=self.chirality)
+        return counts if self.counts else (counts > 0).astype(counts.dtype)
+
+    def format(self, value: Any) -> str:
+        if not isinstance(value, Graph):
+            raise InputError("A molecule cannot be made from its fingerprint.")
+        return _chem().smiles(value)
+
+    def key(self, cell: Cell) -> str:
+        return _chem().canonical([parse_text(cell)], stereo=self.chirality)[0]
+
+    def suit(self, kernel: Kernel) -> Molecule:
+        return replace(self, as_graph=isinstance(kernel, FeatureKernel))
+
+    def search(self, kernel: Kernel, ys: Outputs) -> Decoder | None:
+        """Return a search among molecules of the elements that occur, no larger than the largest."""
+        if not self.as_graph:
+            return None
+        elements: dict[int, int] = {}
+        for graph in ys:
+            for place, element in enumerate(graph.labels):
+                bonds = sum(order for i, j, order in graph.edges if place in (i, j))
+                elements[element] = max(elements.get(element, 1), bonds)
+        valences = tuple((element, VALENCES.get(element, most)) for element, most in sorted(elements.items()))
+        return decoders.GraphSearch(decoders.Molecules(valences, max(len(graph.labels) for graph in ys)))
+
+
+INPUTS: Mapping[str, type[Kind]] = {kind.name: kind for kind in (Vector, Text, Letters, SmilesLetters, Image)}
+OUTPUTS: Mapping[str, type[OutputKind]] = {kind.name: kind for kind in (Vector, Labels, Ranking, String, Molecule)}

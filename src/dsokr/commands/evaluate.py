@@ -1,0 +1,203 @@
+"""How good a predictor is, in numbers that suit the kind of its outputs, and in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rich.table
+import torch
+from torch import Tensor
+
+from dsokr.commands.cells import as_text, count_of
+from dsokr.commands.columns import Labels, Molecule, Ranking, String, Vector
+from dsokr.commands.library import Library
+from dsokr.commands.options import EvaluateOptions, Result, Say
+from dsokr.commands.predictor import Pairs, Predictor, read_pairs
+from dsokr.commands.tables import Problems, Table
+from dsokr.errors import InputError
+from dsokr.metrics import edit_distance, exact_match, f1, kendall_tau, levenshtein, retrieval_of
+
+EDITED_ATOMS = 10  # molecules up to this size are compared by their exact edit distance
+MEANING = {
+    "r2": "share of the variance explained (1 is perfect, 0 is as good as the mean)",
+    "mae": "mean absolute error",
+    "rmse": "root of the mean squared error",
+    "f1": "agreement of predicted and true label sets (1 is perfect)",
+    "exact": "share of predictions that are exactly right",
+    "kendall_tau": "agreement of predicted and true rankings (1 is the same order, -1 the opposite)",
+    "edits": "characters to insert, delete or replace to get from a prediction to the truth, on average",
+    "hits@1": "share of inputs for which the right answer comes first",
+    "hits@10": "share of inputs for which the right answer is among the first ten",
+    "mrr": "mean of 1 / rank of the right answer (0 where it is not among the candidates)",
+    "mean_rank": "mean rank of the right answer, where it is among the candidates",
+    "candidates": "number of different candidates that the right answer was ranked among",
+    "known": "share of right answers that are known outputs; the others were added to the candidates",
+    "listed": "share of right answers that are among the candidates; the others count as not found",
+    "similarity": "mean similarity of the first answer to the right one, by the kernel (1 is the same)",
+    "ged": "atoms and bonds to change to get from a prediction to the truth, on average",
+}
+
+
+def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Result:
+    """Compare predictions with the right answers of a table."""
+    if options.candidates is None and options.candidates_column is not None:
+        raise InputError("--candidates-column is about candidates. Name them with --candidates.")
+    predictor = Predictor.load(options.model, options.device)
+    pairs, candidates = read_test(predictor, options.test, problems), None
+    if options.candidates is not None:
+        library = Library(predictor, options.candidates, options.candidates_column, problems)
+        candidates = [cell for block in library.blocks() for cell in block.cells]
+        library.check_some(len(candidates))
+    metrics = evaluate(predictor, pairs, candidates)
+    table = rich.table.Table("metric", "value", "what it means")
+    for row in list_metrics(metrics):
+        table.add_row(*row)
+    facts = {"n": len(pairs), "skipped": len(problems.found), "metrics": metrics}
+    return Result(facts, [table, summarize(metrics, len(pairs))])
+
+
+def read_test(predictor: Predictor, path: Path, problems: Problems) -> Pairs:
+    """Read the pairs of a table that has the columns of training."""
+    table, input, output = Table(path), predictor.input, predictor.output
+    table.check_columns(input.columns, ", which holds the inputs")
+    table.check_columns(output.columns, ", which holds the outputs")
+    rows = table.read(problems, [*input.columns, *output.columns])
+    return read_pairs(rows, input, output, predictor.basis.kernel, problems)
+
+
+def evaluate(predictor: Predictor, pairs: Pairs, candidates: Sequence[str] | None = None) -> dict[str, float]:
+    """Compute the metrics of the first answers. Undefined ones are left out.
+
+    With candidates the answers are the best of them, and the right ones are ranked among them; one that is not in the
+    list is not found. Without, answers are those of the decoder; molecules are also ranked, and, where the decoder
+    picks from a list, picked, among the known outputs and all the right answers. Ties count as in
+    :func:`dsokr.metrics.retrieval`.
+    """
+    z = predictor.model.coefficients(pairs.X)
+    true = [as_text(cell) for cell in pairs.outputs]
+    if candidates is None and not isinstance(predictor.output, Molecule):
+        return _compare(predictor, predictor.decode(z)[0], true)
+    there = by_meaning(predictor, predictor.known if candidates is None else candidates)
+    pool = there | by_meaning(predictor, true) if candidates is None else there
+    share = sum(predictor.output.key(cell) in there for cell in true) / len(true)
+    metrics = rank_truth(predictor, z, true, pool) | {"known" if candidates is None else "listed": share}
+    if candidates is None and predictor.searches:
+        return _compare(predictor, predictor.decode(z)[0], true) | metrics
+    cells = list(pool.values())
+    best = predictor.among(cells).top(z, 1, predictor.rule).indices[:, 0].tolist()
+    return _compare(predictor, [cells[at] for at in best], true) | metrics
+
+
+def by_meaning(predictor: Predictor, cells: Iterable[str]) -> dict[str, str]:
+    """Return the first of the cells that mean the same, by what they mean."""
+    found: dict[str, str] = {}
+    for cell in cells:
+        found.setdefault(predictor.output.key(cell), cell)
+    return found
+
+
+def rank_truth(predictor: Predictor, z: Tensor, true: Sequence[str], pool: Mapping[str, str]) -> dict[str, float]:
+    """Compute Hits@k and the like of the right answers in a pool of different candidates.
+
+    One that is not in the pool is a miss for Hits@k and 0 for the reciprocal rank; the mean rank is of the others.
+    """
+    place = {key: at for at, key in enumerate(pool)}
+    truth = torch.tensor([place.get(predictor.output.key(cell), -1) for cell in true])
+    there = truth >= 0
+    ranks = torch.full((len(true),), torch.inf, dtype=torch.float64)
+    if there.any():
+        candidates = predictor.among(list(pool.values()))
+        ranks[there] = candidates.ranks(z[there.to(z.device)], truth[there], predictor.rule).cpu()
+    metrics = retrieval_of(ranks) | {"mean_rank": ranks[there].mean().item(), "candidates": len(pool)}
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _compare(predictor: Predictor, predicted: list[str], true: list[str]) -> dict[str, float]:
+    """Compute the metrics of answers against the truth."""
+    kind = predictor.output
+    if isinstance(kind, String):
+        pairs = list(zip(predicted, kind.parse_all(true, "Output"), strict=True))
+        edits = sum(levenshtein(x, y) for x, y in pairs) / len(pairs)
+        return {"exact": sum(x == y for x, y in pairs) / len(pairs), "edits": edits}
+    a, b = kind.parse_all(predicted, "Prediction"), kind.parse_all(true, "Output")
+    if isinstance(kind, Molecule):
+        return _compare_molecules(predictor, (predicted, a), (true, b))
+    if isinstance(kind, Vector):
+        return _compare_vectors(kind, kind.unscale(a), kind.unscale(b))
+    if isinstance(kind, Labels):
+        return {"f1": f1(a, b), "exact": exact_match(a, b)}
+    assert isinstance(kind, Ranking)
+    both = [(x, y, (x >= 0) & (y >= 0)) for x, y in zip(a, b, strict=True)]
+    taus = [kendall_tau([x[ranked]], [y[ranked]]).item() for x, y, ranked in both if ranked.sum() > 1]
+    taus = [tau for tau in taus if not math.isnan(tau)]  # of items that are not all tied
+    return ({"kendall_tau": float(np.mean(taus))} if taus else {}) | {"exact": float((a == b).all(axis=1).mean())}
+
+
+def _compare_vectors(kind: Vector, predicted: np.ndarray, true: np.ndarray) -> dict[str, float]:
+    """R² weighs columns by their variance in units of the training spread; errors are in the units of the table."""
+    error = predicted - true
+    total = (((true - true.mean(axis=0)) / kind.scale) ** 2).sum()
+    metrics = {"r2": 1 - float(((error / kind.scale) ** 2).sum() / total)} if total > 0 else {}
+    metrics |= {"mae": float(np.abs(error).mean()), "rmse": float(np.sqrt((error**2).mean()))}
+    columns = zip(kind.columns, error.T, strict=True) if len(kind.columns) > 1 else ()
+    return metrics | {f"mae {name}": float(np.abs(column).mean()) for name, column in columns}
+
+
+def _compare_molecules(
+    predictor: Predictor, predicted: tuple[list[str], Any], true: tuple[list[str], Any]
+) -> dict[str, float]:
+    """Of answers from a list only the similarity is said: whether they are right is said by their rank."""
+    metrics = {"similarity": predictor.model.kernel.paired(predicted[1], true[1]).mean().item()}
+    if predictor.searches:
+        key = predictor.output.key
+        metrics["exact"] = sum(key(x) == key(y) for x, y in zip(predicted[0], true[0], strict=True)) / len(true[0])
+        if max(len(graph.labels) for graph in [*predicted[1], *true[1]]) <= EDITED_ATOMS:
+            metrics["ged"] = edit_distance(predicted[1], true[1]).mean().item()
+    return metrics
+
+
+def summarize(metrics: dict[str, float], n: int) -> str:
+    """Return the metrics in words."""
+    said = _summarize_ranks(metrics, n) if "hits@1" in metrics else []
+    if "exact" in metrics:
+        said.append(f"{metrics['exact']:.0%} of {count_of(n, 'prediction')} {'is' if n == 1 else 'are'} exactly right")
+    names = {"f1": "F1", "kendall_tau": "Kendall's tau", "r2": "R²", "edits": "edits to the truth"}
+    said += [f"{words} {metrics[name]:.3g}" for name, words in names.items() if name in metrics]
+    if "mae" in metrics and "r2" not in metrics:
+        said.append(f"mean absolute error {metrics['mae']:.3g}; R² is undefined, as all right answers are the same")
+    if set(metrics) == {"exact"}:
+        said.append("Kendall's tau is undefined, as no two items are ordered in a right answer and its prediction")
+    text = "; ".join(said)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _summarize_ranks(metrics: dict[str, float], n: int) -> list[str]:
+    among, where = count_of(int(metrics["candidates"]), "candidate"), ""
+    if metrics.get("known") == 1:
+        among += " (the known outputs, which hold all right answers)"
+    elif "known" in metrics:
+        share = f"{metrics['known']:.0%} of which are known outputs"
+        among += f" (the known outputs and the {count_of(n, 'right answer')}, {share})"
+    elif "listed" in metrics:
+        share = "all" if metrics["listed"] == 1 else f"{metrics['listed']:.0%} of the"
+        among += f" (the list, which holds {share} right answers)"
+        where = " where it is in the list" if metrics["listed"] < 1 else ""
+    said = [
+        f"among {among} the right answer comes first for {metrics['hits@1']:.0%} of {count_of(n, 'input')} and is one "
+        f"of the first ten for {metrics['hits@10']:.0%}"
+    ]
+    return said + ([f"its mean rank{where} is {metrics['mean_rank']:.1f}"] if "mean_rank" in metrics else [])
+
+
+def list_metrics(metrics: dict[str, float]) -> list[list[str]]:
+    """Return name, value and meaning of every metric, for a table."""
+    rows = []
+    for name, value in metrics.items():
+        metric, _, column = name.partition(" ")
+        meaning = f"{MEANING[metric]} of {column}" if column else MEANING[metric]
+        rows.append([name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", meaning])
+    return rows

@@ -1,0 +1,298 @@
+"""From a table of pairs to a saved model with its report."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator
+
+from dsokr import __version__, decoders, kernels, losses, networks, regressors, selection, sketches
+from dsokr.commands import columns
+from dsokr.commands.cells import Cell, count_of, guess_input, guess_output, parse_numbers
+from dsokr.commands.columns import Kind, Labels, OutputKind, String, Vector
+from dsokr.commands.evaluate import evaluate, summarize
+from dsokr.commands.options import FitOptions, Result, Say
+from dsokr.commands.parts import check_encoder, choose_network, make_model, parse_kernel, parse_part
+from dsokr.commands.predictor import Pairs, Predictor, read_pairs
+from dsokr.commands.report import find_examples, write_report
+from dsokr.commands.tables import Problems, Rows, Table, write_skipped
+from dsokr.compute import resolve_device
+from dsokr.errors import InputError, Interrupted, ModelFolderError
+from dsokr.files import LOCK, check_place, fingerprint, lock_folder, write_json
+from dsokr.kernels import Kernel
+from dsokr.outputs import as_outputs, count, distinct, keys, take
+from dsokr.saving import is_replaceable, write_expression
+
+LEAST_ROWS = 10
+HELD_OUT_FOR_SIZE = 1000  # outputs on which the sketch size is chosen, at most
+TOLERANCE = 0.05  # share of the best-to-worst range that is good enough for a sketch
+
+
+def fit(options: FitOptions, problems: Problems, say: Say) -> Result:
+    """Read, choose, train, save and report; say everything that is chosen. Call it again to resume after Ctrl-C."""
+    out, draft = options.out, options.out.parent / f".{options.out.name}.unfinished"
+    if out.exists() and not is_replaceable(out):
+        raise ModelFolderError(f"{out} exists and is not a saved model. Choose another folder with --out.")
+    check_place(out)
+    resolve_device(options.device)
+    if options.encoder:
+        check_encoder(options.encoder)
+    with lock_folder(draft, "dsokr fit"):
+        try:
+            predictor = _fit(options, draft, problems, say)
+        except KeyboardInterrupt as stop:
+            if not (draft / "plan.json").is_file():
+                raise
+            what = str(stop).partition(". ")[0] or "Stopped"
+            raise Interrupted(f"{what}. Run the same command to resume.") from stop
+        except Exception as error:
+            if not (draft / "last.ckpt").exists():
+                _clear(draft)
+            if "inline_container" in str(error):  # torch's writer of checkpoints
+                raise InputError(f"A checkpoint cannot be written to {draft}. Is the disk full?") from error
+            raise
+        _clear(draft)
+    facts = {"model": str(out), "report": str(out / "report.html"), **predictor.facts}
+    return Result(facts, [f"The model: {out}", f"The report: {out / 'report.html'}"])
+
+
+def _fit(options: FitOptions, draft: Path, problems: Problems, say: Say) -> Predictor:
+    started = time.perf_counter()
+    predictor, pairs, valid = prepare(options, problems)
+    _check_replaced(options, predictor, say)
+    for name, value in predictor.facts["chosen"].items():
+        say(f"  {name:<12}{value}")
+    size = _choose_size(options, predictor, pairs, valid, draft, say)
+    predictor = _train(predictor, pairs, valid, size["chosen"], draft, say)
+    facts: dict[str, Any] = predictor.facts | {
+        "dsokr": __version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "train": options.train.name,
+        "size": size,
+        "rows": {"train": len(pairs), "validation": len(valid or []), "skipped": len(problems.found)},
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    if valid is not None:
+        facts |= {"validation": evaluate(predictor, valid), "examples": find_examples(predictor, valid)}
+        say(f"Validation: {summarize(facts['validation'], len(valid))}")
+    predictor = replace(predictor, facts=facts)
+
+    def write_further(folder: Path) -> None:
+        write_report(predictor, folder / "report.html", str(options.out))
+        write_skipped(problems, folder / "skipped.csv")
+
+    predictor.save(options.out, write_further)
+    return predictor
+
+
+def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, Pairs | None]:
+    """Read the pairs and choose everything that can be chosen without training."""
+    table = Table(options.train)
+    names = table.find_columns(options.input), table.find_columns(options.output)
+    if both := [name for name in names[0] if name in names[1]]:
+        raise InputError(f"The column {both[0]!r} is in both --input and --output. Remove it from one of them.")
+    rows = table.read(problems, [*names[0], *names[1]])
+    input = _choose_kind(options.input_kind, "--input-kind", names[0], rows)
+    output = _choose_kind(options.output_kind, "--output-kind", names[1], rows)
+    _warn_of_commas(output, rows.join(names[1]), is_guess=options.output_kind == "auto")
+    kernel_text = output.kernel if options.kernel == "auto" else options.kernel
+    kernel = parse_kernel(kernel_text)
+    input = input.adapt(input.locate(rows.join(names[0]), table.path.parent))
+    output = output.suit(kernel).adapt(rows.join(names[1]))
+    network = choose_network(options, input)
+    everything = read_pairs(rows, input, output, kernel, problems)
+    _check_pairs(everything, input, output, table, problems)
+    kernel = parse_kernel(kernel_text, everything.Y)
+    pairs, valid, repeats = _split(everything, options, input, output, kernel, problems)
+    _check_varied(pairs, output)
+    if options.size != "auto" and not (options.size.isdigit() and 1 <= int(options.size) <= len(pairs)):
+        most = f"the number of training rows, {len(pairs)}"
+        raise InputError(f"--size must be auto, or from 1 to {most}. Got {options.size}.")
+    model = make_model(options, network, output, kernel, pairs.Y, valid is not None)
+    predictor = Predictor(model, input, output)
+    source = f" from {options.valid}" if options.valid else ""
+    chosen = {
+        "rows": f"{len(rows.attempted):,} in {options.train}",
+        **_describe(predictor),
+        "pairs": f"{len(pairs):,} to train on, {len(valid or []):,} held out for validation{source}{repeats}",
+        "seed": str(options.seed),
+    }
+    return replace(predictor, facts={"chosen": chosen}), pairs, valid
+
+
+def _describe(predictor: Predictor) -> dict[str, str]:
+    """Return the parts of the model, as expressions that the options take."""
+    model, regressor = predictor.model, predictor.model.regressor
+    parts = {
+        "kernel": (model.kernel, kernels),
+        "network": (regressor.network, networks),
+        "decoder": (model.decoder, decoders),
+        "loss": (regressor.loss, losses),
+        "training": (regressor.training, regressors),
+    }
+    kinds = {name: f"{', '.join(kind.columns)} as {kind.name}" for name, kind in predictor.kinds().items()}
+    return kinds | {name: write_expression(part, module) for name, (part, module) in parts.items()}
+
+
+def _choose_kind(text: str, option: str, names: list[str], rows: Rows) -> Any:
+    known, guess = (columns.INPUTS, guess_input) if option == "--input-kind" else (columns.OUTPUTS, guess_output)
+    if text == "auto":
+        text = guess(names, rows.join(names), lambda at: f"{rows.table.path}, {rows.table.place(rows.numbers[at])}")
+    kind = known[text]() if text in known else parse_part(text, columns, option)
+    if not isinstance(kind, tuple(known.values())):
+        raise InputError(f"There is no {option} {text!r}. Choose from {', '.join(known)}.")
+    return replace(kind, columns=tuple(names))
+
+
+def _warn_of_commas(output: OutputKind, cells: list[Cell], is_guess: bool) -> None:
+    """Warn where labels seem to be separated by commas."""
+    texts = {cell.strip() for cell in cells if isinstance(cell, str)} - {""}
+    parts = {part.strip() for text in texts for part in text.split(",")}
+    may_be_sets = is_guess and isinstance(output, String) and len(parts) <= len(cells) / 5
+    has_commas = 2 * sum("," in text for text in texts) > len(texts) and not re.search("[;|]", "".join(texts))
+    if has_commas and (may_be_sets or isinstance(output, Labels)):
+        warnings.warn("The outputs contain commas: write several labels of a row with ; or | between.", stacklevel=2)
+
+
+def _check_pairs(pairs: Pairs, input: Kind, output: OutputKind, table: Table, problems: Problems) -> None:
+    if len(pairs) < LEAST_ROWS:
+        skipped = f" ({len(problems.found):,} skipped)" if problems.found else ""
+        rows = f"{count_of(len(pairs), 'row')} that can be used{skipped}"
+        raise InputError(f"{table.path} has {rows}. At least {LEAST_ROWS} are needed.")
+    for kind, values, cells in ((input, pairs.X, pairs.inputs), (output, pairs.Y, pairs.outputs)):
+        if isinstance(kind, Vector):
+            _check_outliers(kind, values, cells, [f"{table.path}, {table.place(row)}" for row in pairs.rows])
+    _check_varied(pairs, output)
+
+
+def _check_outliers(kind: Vector, values: np.ndarray, cells: list[Cell], places: list[str]) -> None:
+    """Refuse a number so large that a network, which computes with seven digits, cannot tell the others apart."""
+    numbers = np.stack([parse_numbers(cell) for cell in cells])
+    for column, (scaled, given) in enumerate(zip(values.T.astype(np.float32), numbers.T, strict=True)):
+        if 2 * len(np.unique(scaled)) <= len(np.unique(given)):
+            at, name = int(np.abs(scaled).argmax()), kind.columns[column if len(kind.columns) > 1 else 0]
+            raise InputError(
+                f"{places[at]}, column {name!r}: beside the extreme outlier {given[at]:g} all other numbers look the "
+                "same. Correct it, remove the row, or take logarithms of the column."
+            )
+
+
+def _check_varied(pairs: Pairs, output: OutputKind) -> None:
+    if len(distinct(as_outputs(pairs.Y))) == 1:
+        where = f"column{'s' * (len(output.columns) > 1)} {', '.join(output.columns)}"
+        raise InputError(f"All outputs in the {where} are the same: there is nothing to learn.")
+
+
+def _split(
+    pairs: Pairs, options: FitOptions, input: Kind, output: OutputKind, kernel: Kernel, problems: Problems
+) -> tuple[Pairs, Pairs | None, str]:
+    """Return the pairs to train on, those held out, from a file of their own or a share, and a note on repeats."""
+    if options.valid is not None:
+        rows = Table(options.valid).read(problems, [*input.columns, *output.columns])
+        return pairs, read_pairs(rows, input, output, kernel, problems), ""
+    if options.validation_fraction == 0:
+        return pairs, None, ""
+    held_out, note = hold_out(pairs.X, options.validation_fraction, options.seed)
+    return pairs.take(sorted({*range(len(pairs))} - held_out)), pairs.take(sorted(held_out)), note
+
+
+def hold_out(X: Any, share: float, seed: int) -> tuple[set[int], str]:
+    """Draw the rows to hold out; those with equal inputs together, where that leaves enough to train on."""
+    n, groups = count(X), {}
+    order, key_of = np.random.default_rng(seed).permutation(n).tolist(), list(keys(X))
+    wanted = min(max(1, round(share * n)), n - LEAST_ROWS // 2)
+    for row in order:
+        groups.setdefault(key_of[row], []).append(row)
+    held_out: set[int] = set()
+    for rows in groups.values():  # as long as they fit
+        held_out |= set(rows) if len(held_out) + len(rows) <= wanted else set()
+    if not held_out:
+        return set(order[:wanted]), f"; inputs repeat, and with {len(groups)} different ones those held out are known"
+    return held_out, "; rows with equal inputs are held out together" if len(groups) < n else ""
+
+
+def _check_replaced(options: FitOptions, predictor: Predictor, say: Say) -> None:
+    """Let a new model replace one of the same task; one of another task only with --restart."""
+    if not (options.out / "config.json").is_file():
+        return
+    chosen: dict[str, str] = {}
+    if (options.out / "task.json").is_file():
+        chosen = json.loads((options.out / "task.json").read_text(encoding="utf-8"))["facts"]["chosen"]
+    before, now = ([facts.get(name) for name in ("input", "output")] for facts in (chosen, predictor.facts["chosen"]))
+    if before != now and not options.restart:
+        raise InputError(
+            f"{options.out} holds a model of another task ({before[0]} to {before[1]}). Choose another folder with "
+            "--out, or add --restart to replace it."
+        )
+    say(f"  {'replaces':<12}the model that is in {options.out} now")
+
+
+def _choose_size(
+    options: FitOptions, predictor: Predictor, pairs: Pairs, valid: Pairs | None, draft: Path, say: Say
+) -> dict[str, Any]:
+    """Return the sketch size and why it was chosen; that of an interrupted run of the same fit stays."""
+    note, model = draft / "plan.json", predictor.model
+    data = [some and (some.inputs, some.outputs) for some in (pairs, valid)]
+    parts = model.kernel, model.regressor, model.decoder, predictor.input, predictor.output
+    identity = fingerprint(__version__, options.size, options.seed, parts, data)
+    if options.restart:
+        _clear(draft)
+    held = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+    if held.get("fingerprint") == identity:
+        say("  resuming the interrupted training")
+        return held["size"]
+    if held and (draft / "last.ckpt").exists():
+        raise InputError(
+            f"{draft} holds an interrupted training with other data or options. Run the same command as before to "
+            "resume it, or add --restart to discard it."
+        )
+    size = {"chosen": 0} if options.size == "auto" else {"chosen": int(options.size)}
+    if options.size == "auto":
+        size = _compare_sizes(options, model.kernel, as_outputs(pairs.Y), valid and as_outputs(valid.Y))
+        say(f"  {'size':<12}{size['chosen']} of {len(pairs):,} outputs make the basis, chosen by Perfect h")
+    write_json(note, {"fingerprint": identity, "size": size})
+    return size
+
+
+def _compare_sizes(options: FitOptions, kernel: Kernel, ys: Any, held_out: Any) -> dict[str, Any]:
+    """Choose the fewest training outputs that are nearly as good as many, by Perfect h."""
+    if held_out is None:
+        order, tenth = (
+            torch.randperm(count(ys), generator=Generator().manual_seed(options.seed)),
+            max(1, count(ys) // 10),
+        )
+        held_out, ys = take(ys, order[:tenth]), take(ys, order[tenth:])
+    sizes = sorted({*(2**i for i in range(3, 11) if 2**i < count(ys)), min(count(ys), 1024)})
+    generator, device = Generator().manual_seed(options.seed), resolve_device(options.device)
+    some, sketch = take(held_out, slice(HELD_OUT_FOR_SIZE)), sketches.SubSample(1)
+    curve = selection.perfect_h(kernel, ys, some, sketch, sizes, generator=generator, device=device)
+    size = selection.choose_size(curve, TOLERANCE)
+    return {"chosen": size, "sizes": list(curve.sizes), "missed": curve.mean().tolist()}
+
+
+def _train(predictor: Predictor, pairs: Pairs, valid: Pairs | None, size: int, draft: Path, say: Say) -> Predictor:
+    """Train the model; its checkpoints stay in the draft folder until the model is saved."""
+    started, model, regressor = time.perf_counter(), predictor.model, predictor.model.regressor
+    resumable = replace(regressor.training, folder=str(draft), keep_state=True)
+    model.set_params(sketch=sketches.SubSample(size), regressor=replace(regressor, training=resumable))
+    predictor = predictor.train(pairs, valid)
+    model.regressor = regressor
+    took, history = time.perf_counter() - started, model.history_
+    say(f"Trained in {took:.0f} s: epoch {history.best_epoch:.0f} of {len(history.rows)} is kept")
+    return predictor
+
+
+def _clear(draft: Path) -> None:
+    """Remove the checkpoints of a training that is finished or discarded, but not the lock."""
+    if (draft / "plan.json").is_file():
+        for file in sorted(draft.iterdir(), key=lambda file: file.name == "plan.json"):  # that one last
+            if file.name != LOCK:
+                file.unlink()
