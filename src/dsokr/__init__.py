@@ -24,7 +24,7 @@ _HOMES = {
     "networks": "regressors",
     "sketch_basis": "basis",
 }
-__all__ = ["DSOKR", "Ensemble", "Graph", "SketchedBasis", "Training", "__version__", "networks", "sketch_basis"]
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

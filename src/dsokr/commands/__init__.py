@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dsokr.commands.predictor import Predictor
 
-__all__ = ["Predictor"]
-
 
 def __getattr__(name: str) -> Any:
     if name == "Predictor":  # imported on first use: `dsokr --help` needs no torch

@@ -10,24 +10,3 @@ from dsokr.decoders.rankings import HammingRanking, Kemeny, Lehmer
 from dsokr.decoders.scan import Ranking, largest
 from dsokr.decoders.strings import NGram
 from dsokr.decoders.vectors import Box, Gradient, Simplex
-
-__all__ = [
-    "Box",
-    "Candidates",
-    "Decoded",
-    "Decoder",
-    "EmbeddedOutputs",
-    "Gradient",
-    "GraphSearch",
-    "HammingRanking",
-    "Kemeny",
-    "LabelSet",
-    "Lehmer",
-    "Molecules",
-    "Moves",
-    "NGram",
-    "Neighbors",
-    "Ranking",
-    "Simplex",
-    "largest",
-]

@@ -3,5 +3,3 @@
 from dsokr.index.build import BuildOptions, Progress, build
 from dsokr.index.candidates import CandidateIndex
 from dsokr.index.storage import Block, Head, fingerprint
-
-__all__ = ["Block", "BuildOptions", "CandidateIndex", "Head", "Progress", "build", "fingerprint"]

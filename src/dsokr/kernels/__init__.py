@@ -10,36 +10,3 @@ from dsokr.kernels.rankings import Hamming, Kemeny, Lehmer
 from dsokr.kernels.sets import Tanimoto
 from dsokr.kernels.strings import GappyNGram, Mismatch, NGram
 from dsokr.kernels.vectors import Cosine, Gaussian, Laplacian, Linear, Polynomial
-
-__all__ = [
-    "NSPD",
-    "Core",
-    "Cosine",
-    "EdgeHistogram",
-    "FeatureKernel",
-    "FeatureSum",
-    "Features",
-    "GappyNGram",
-    "Gaussian",
-    "Hamming",
-    "Kemeny",
-    "Kernel",
-    "Laplacian",
-    "Lehmer",
-    "Linear",
-    "Mismatch",
-    "NGram",
-    "Normalized",
-    "NormalizedFeatures",
-    "Polynomial",
-    "Product",
-    "Scaled",
-    "ScaledFeatures",
-    "ShortestPath",
-    "Sum",
-    "Tanimoto",
-    "VertexHistogram",
-    "View",
-    "Views",
-    "WeisfeilerLehman",
-]

@@ -5,19 +5,3 @@ from dsokr.metrics.rankings import kendall_tau
 from dsokr.metrics.retrieval import ranks, retrieval, retrieval_of
 from dsokr.metrics.sets import exact_match, f1
 from dsokr.metrics.strings import char_error, levenshtein, word_accuracy
-
-__all__ = [
-    "Bounds",
-    "EditDistanceTimeout",
-    "char_error",
-    "edit_distance",
-    "edit_distance_bounds",
-    "exact_match",
-    "f1",
-    "kendall_tau",
-    "levenshtein",
-    "ranks",
-    "retrieval",
-    "retrieval_of",
-    "word_accuracy",
-]

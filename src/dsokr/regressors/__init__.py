@@ -5,5 +5,3 @@ from dsokr.regressors.base import Fitted, History, Regressor, Targets
 from dsokr.regressors.neural import Neural
 from dsokr.regressors.ridge import KernelRidge
 from dsokr.regressors.training import Training
-
-__all__ = ["Fitted", "History", "KernelRidge", "Neural", "Regressor", "Targets", "Training", "networks"]

@@ -6,5 +6,3 @@ import_extra("fastapi", "serve")
 
 from dsokr.serve.app import create_app  # noqa: E402 # after the check that FastAPI is there
 from dsokr.serve.schema import Limits  # noqa: E402
-
-__all__ = ["Limits", "create_app"]

@@ -5,5 +5,3 @@ from dsokr.regressors.networks.cnn import CNN
 from dsokr.regressors.networks.mlp import MLP
 from dsokr.regressors.networks.sequence import CharTransformer
 from dsokr.regressors.networks.text import TextEncoder, WordBag
-
-__all__ = ["CNN", "MLP", "CharTransformer", "NetworkFactory", "TextEncoder", "WordBag"]
