@@ -1,5 +1,6 @@
 """Candidates on disk: the same answers as in memory, whatever happened while they were written."""
 
+import csv
 import json
 import os
 import shutil
@@ -15,8 +16,13 @@ import torch
 
 import implementations
 from dsokr import DSOKR, kernels, sketch_basis, sketches
+from dsokr.commands import library
+from dsokr.commands.app import app
+from dsokr.commands.columns import String, Vector
+from dsokr.commands.predictor import Predictor
 from dsokr.decoders import EmbeddedOutputs, scan
 from dsokr.errors import InputError, MissingExtraError, ModelFolderError
+from dsokr.files import lock_folder
 from dsokr.graphs import GraphBatch
 from dsokr.index import Block, BuildOptions, CandidateIndex, Head, build, candidates, fingerprint, neighbors, storage
 from dsokr.index.build import sample_queries
@@ -585,3 +591,141 @@ def test_a_head_survives_the_disk(tmp_path):
     head = Head("m", 3, sizes={"psi.bin": 5}, kind="hnsw", rule="cosine", recall=0.5)
     head.write(tmp_path)
     assert Head.read_from(tmp_path) == head
+
+
+def read_ranking(path):
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    return rows, [float(row.pop("score")) for row in rows]
+
+
+class TestCommands:
+    """dsokr embed, rank and serve, with a real model of words."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("words")
+        words = [a + b + c for a in "bcdfg" for b in "aeiou" for c in "lmnrst"]
+        cells = [(str(ord(word[0])), str(ord(word[1]))) for word in words]
+        rows = [f"{x1},{x2},{word}" for (x1, x2), word in zip(cells, words, strict=True)]
+        (folder / "pairs.csv").write_text("x1,x2,word\n" + "\n".join(rows) + "\n")
+        model = DSOKR(kernels.NGram(2), sketches.SubSample(40), KernelRidge(kernels.Gaussian(0.1)), random_state=0)
+        predictor = Predictor.fit(model, Vector(("x1", "x2")), String(("word",)), cells, words)
+        replace(predictor, facts={"examples": [{"input": "98 97"}]}).save(folder / "model")
+        return folder
+
+    @pytest.fixture
+    def run(self, monkeypatch, capfd):
+        def run(*arguments):
+            monkeypatch.setattr(sys, "argv", ["dsokr", *map(str, arguments)])
+            capfd.readouterr()
+            with pytest.raises(SystemExit) as stop:
+                app()
+            return int(stop.value.code or 0), *capfd.readouterr()
+
+        return run
+
+    @pytest.fixture
+    def embed(self, model, tmp_path, run):
+        """Embeds a library of 50 words, of which one stands twice, and two rows that are bad."""
+        words = [a + b + "t" for a in "abcdefghij" for b in "aeiou"]
+        lines = ["word,name", *(f"{word},the word {word}" for word in words), "bat,again", ",nothing", "only"]
+        (tmp_path / "library.csv").write_text("\n".join(lines) + "\n")
+        return lambda out, *options: run(
+            "embed", model / "model", tmp_path / "library.csv", "--out", tmp_path / out, *options
+        )
+
+    def test_embed_and_rank(self, model, tmp_path, run, embed):
+        code, said, skipped = embed("i")
+        assert code == 0 and "50 candidates (1 listed again, counted once) in the index" in said
+        assert "2 rows were skipped" in skipped and "library.csv, row 54" in skipped
+        assert (tmp_path / "i" / "skipped.txt").read_text().count("\n") == 2
+        for name, flag, place in (("a", "--candidates", "library.csv"), ("b", "--index", "i")):
+            options = ("--out", tmp_path / f"{name}.csv", "--top", 3, "--rule", "kernel")
+            assert run("rank", model / "model", model / "pairs.csv", flag, tmp_path / place, *options)[0] == 0
+        (a, scores), (b, others) = (read_ranking(tmp_path / name) for name in ("a.csv", "b.csv"))
+        assert a == b and scores == pytest.approx(others, abs=1e-5) and len(a) == 3 * 150
+        assert all(row["name"] == f"the word {row['prediction']}" for row in a)
+
+    def test_embed_fails_when_asked_to(self, embed):
+        code, _, error = embed("i", "--on-error", "fail")
+        assert code == 1 and "library.csv, row 5" in error and error.startswith("dsokr: ")
+
+    def test_embed_resumes_after_ctrl_c(self, tmp_path, embed, monkeypatch):
+        assert embed("whole")[0] == 0
+        monkeypatch.setattr(library, "BLOCK", 7)
+        parse, seen = library.Library._parse, []
+
+        def interrupted(self, cells):
+            seen.append(cells)
+            if len(seen) == 4:
+                raise KeyboardInterrupt
+            return parse(self, cells)
+
+        monkeypatch.setattr(library.Library, "_parse", interrupted)
+        code, _, error = embed("i")
+        assert code == 130 and "Run the same command to resume" in error
+        assert Head.read_from(tmp_path / "i").count == 21  # three blocks were kept
+        assert embed("i")[0] == 0
+        assert contents(tmp_path / "i") == contents(tmp_path / "whole")
+
+    @pytest.mark.parametrize("options", [(), ("--restart",)])
+    def test_two_embeds_into_one_folder(self, tmp_path, embed, options):
+        """The second is refused and changes nothing."""
+        assert embed("i")[0] == 0
+        with lock_folder(tmp_path / "i", "dsokr embed"):
+            before = contents(tmp_path / "i")
+            code, _, error = embed("i", *options)
+            assert code == 1 and f"{tmp_path / 'i'} is being written by another `dsokr embed`" in error
+            assert contents(tmp_path / "i") == before
+
+    @needs_faiss
+    def test_embed_again_without_a_kind(self, tmp_path, embed):
+        assert embed("i", "--kind", "hnsw", "--rule", "projected")[0] == 0
+        code, _, said = embed("i")
+        assert code == 0 and "replaced" not in said
+        head = CandidateIndex.open(tmp_path / "i").head
+        assert (head.kind, head.rule) == ("hnsw", "projected")
+        code, _, said = embed("i", "--kind", "exact")
+        assert code == 0 and "The hnsw index for the rule projected is replaced by exact search." in said
+
+    def test_embed_as_json(self, embed):
+        code, said, _ = embed("i", "--dtype", "float16", "--json")
+        facts = json.loads(said)
+        assert code == 0 and facts["candidates"] == 50 and facts["skipped"] == 2 and facts["kind"] == "exact"
+
+    @pytest.mark.parametrize("with_index", [True, False])
+    def test_serve(self, model, tmp_path, run, embed, monkeypatch, with_index):
+        pytest.importorskip("fastapi", reason="needs the extra serve")
+        from dsokr.serve import server
+
+        served = []
+        monkeypatch.setattr(server, "run", lambda *given, say: served.append(given))
+        options = ["--port", 0, "--max-k", 7, "--host", "here.org", "--allow-host", "a.org", "--allow-host", "b.org"]
+        if with_index:
+            embed("i")
+            options += ["--index", tmp_path / "i"]
+        code, *said = run("serve", model / "model", *options)
+        assert code == 0, said
+        page, host, port = served[0]
+        assert (host, port) == ("here.org", 0)
+        question = page.openapi()["components"]["schemas"]["Question"]["properties"]
+        assert question["k"]["maximum"] == 7 and question["inputs"]["items"]["maxItems"] == 2
+        allowed = next(
+            layer.kwargs["allowed_hosts"] for layer in page.user_middleware if "allowed_hosts" in layer.kwargs
+        )
+        assert {"localhost", "here.org", "a.org", "b.org"} <= set(allowed) and "*" not in allowed
+
+    def test_serve_needs_its_extra(self, model, run, monkeypatch):
+        for name in [name for name in sys.modules if name.startswith("dsokr.serve")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "fastapi", None)
+        code, _, error = run("serve", model / "model")
+        assert code == 1 and 'This needs fastapi, which is not installed: pip install "dsokr[serve]"' in error
+
+    def test_an_index_of_another_model(self, model, tmp_path, run, embed):
+        embed("i")
+        replace(Head.read_from(tmp_path / "i"), model="other").write(tmp_path / "i")
+        code, _, error = run("serve", model / "model", "--index", tmp_path / "i")
+        assert code == 1 and "was built for another model" in error

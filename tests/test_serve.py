@@ -10,7 +10,12 @@ import warnings
 import pytest
 import torch
 
+from dsokr import DSOKR, decoders, kernels, sketches
+from dsokr.commands.columns import Labels, Vector
+from dsokr.commands.library import open_index
+from dsokr.commands.predictor import Predictor
 from dsokr.errors import InputError
+from dsokr.regressors import KernelRidge
 from serving import DIM, MOLECULES, HandMade, Kind, running
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -30,8 +35,8 @@ JSON = {"Content-Type": "application/json"}
 class Client:
     """Asks an application in this process, within its lifespan."""
 
-    def __init__(self, model, limits=Limits(), texts=MOLECULES, hosts=()):  # noqa: B008 # frozen
-        self.app = create_app(model, model.index(texts), limits, hosts=hosts)
+    def __init__(self, model, limits=Limits(), texts=MOLECULES, hosts=(), index=None):  # noqa: B008 # frozen
+        self.app = create_app(model, index or model.index(texts), limits, hosts=hosts)
 
     def __call__(self, method, url, **options):
         return self.together([(method, url, options)])[0]
@@ -128,6 +133,26 @@ def test_the_models_own_answer(answer, output, rank):
         assert own["output"] == answer and own["score"] == pytest.approx(score)
         assert own["rank"] is None if rank is None else result["hits"][own["rank"] - 1]["output"] == output
     assert client.get("/health").json()["searches"] is True
+
+
+@pytest.mark.parametrize("searches", [True, False])
+def test_the_answer_is_that_of_the_predictor(searches):
+    numbers = [f"{a} {b}" for a in range(-3, 4) for b in range(-3, 4)]
+    labels = ["up" if int(text.split()[1]) > 0 else "left;down" for text in numbers]
+    decoder = decoders.LabelSet() if searches else decoders.Candidates()
+    regressor = KernelRidge(kernels.Gaussian(1.0))
+    model = DSOKR(kernels.Tanimoto(), sketches.SubSample(9), regressor, decoder=decoder, random_state=0)
+    predictor = Predictor.fit(model, Vector(("a", "b")), Labels(), numbers, labels)
+    client, asked = Client(predictor, index=open_index(predictor, None)), [[-2, 3], [1, -1]]
+    found = client.predict({"inputs": asked, "predict": True}).json()["results"]
+    assert [result["hits"][0]["output"] for result in found] == ["up", "left;down"]
+    assert client.get("/health").json()["columns"] == ["a", "b"]
+    if searches:
+        expected = predictor.predict([" ".join(map(str, row)) for row in asked])
+        assert [result["prediction"]["output"] for result in found] == expected == ["up", "down;left"]
+        assert [result["prediction"]["rank"] for result in found] == [1, 1]
+    else:
+        assert [result["prediction"] for result in found] == [None, None]
 
 
 def test_models_of_a_list_have_no_answer_beside_it(client):

@@ -98,14 +98,15 @@ def _check_hosts(hosts: Sequence[str]) -> list[str]:
 
 
 def _describe(predictor: Model, index: CandidateIndex, limits: Limits) -> Facts:
+    given, found = predictor.input, predictor.output
     return {
         "status": "ok",
         "version": __version__,
-        "input": "" if predictor.input.name == "image" else predictor.input.name,  # strangers must not name paths
-        "width": len(getattr(predictor.input, "mean", ())) or 1,  # of an input of kind vector
-        "columns": list(getattr(predictor.input, "columns", ())),
-        "output": predictor.output.name,
-        "output_columns": list(getattr(predictor.output, "columns", ())),
+        "input": "" if given.name == "image" else given.name,  # strangers must not name paths
+        "width": len(given.mean) if given.name == "vector" else 1,
+        "columns": list(given.columns) if given.name == "vector" else [],
+        "output": found.name,
+        "output_columns": list(found.columns) if found.name == "vector" else [],
         "searches": predictor.searches,  # whether it has an answer of its own
         "candidates": len(index),
         "coefficients": index.head.dim,
