@@ -65,21 +65,9 @@ from studies.chebi20_tables import COLUMNS, draw, tabulate
 from studies.data.chebi20 import Descriptions, load_chebi20
 from studies.data.descriptions import describe_molecules
 from studies.results import Row
-from studies.study import Session, Stopwatch, Study
+from studies.study import ADAMW, Session, Stopwatch, Study
 
-TRAINING = Training(
-    epochs=16,
-    batch_size=256,
-    learning_rate=1e-3,
-    optimizer="adamw",
-    weight_decay=0.01,
-    schedule="linear",
-    warmup_steps=200,
-    gradient_clip=1.0,
-    precision="bf16-mixed",
-    patience=None,
-    check_every=2,
-)
+TRAINING = replace(ADAMW, epochs=16, batch_size=256, warmup_steps=200, precision="bf16-mixed", check_every=2)
 
 
 @dataclass(frozen=True)

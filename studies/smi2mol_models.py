@@ -6,9 +6,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Timer
 
 from dsokr import sketches
 from dsokr.decoders import Candidates, Decoder, GraphSearch
@@ -21,6 +20,7 @@ from dsokr.regressors.networks import CharTransformer
 from dsokr.rules import RULES
 from studies.data.smi2mol import SMI2Mol
 from studies.results import Row
+from studies.study import ADAMW
 
 WL = WeisfeilerLehman(3).normalized()
 WL_EDGES = WeisfeilerLehman(3, edge_labels=True).normalized()
@@ -57,18 +57,8 @@ class MoleculeModel:
     n_train: int | None = None  # the first of the training molecules; None: all
 
 
-TRAINING = Training(
-    epochs=40,
-    batch_size=512,
-    learning_rate=1e-3,
-    optimizer="adamw",
-    weight_decay=0.01,
-    schedule="linear",
-    warmup_steps=500,
-    gradient_clip=1.0,
-    precision="bf16-mixed",
-    compile="reduce-overhead",
-    patience=None,
+TRAINING = replace(
+    ADAMW, epochs=40, batch_size=512, warmup_steps=500, precision="bf16-mixed", compile="reduce-overhead"
 )
 LARGE = CharTransformer(layers=6, width=512, dropout=0.0, longest=64)
 EVERY_RULE = tuple(Candidates(rule) for rule in RULES)
@@ -114,22 +104,10 @@ def shrink(model: MoleculeModel, sketch: int, dim: int, network: CharTransformer
     )
 
 
-class TrainingClock(Callback):
-    """When training began and ended, within a fit."""
-
-    began = ended = 0.0
-
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.began = time.perf_counter()
-
-    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.ended = time.perf_counter()
-
-
 def fit_model(model: MoleculeModel, split: SMI2Mol, seed: int, device: torch.device) -> tuple[DSOKR, dict[str, float]]:
     """Fit a model, and return it with the seconds of its parts."""
-    clock, start = TrainingClock(), time.perf_counter()
-    training = replace(model.training, trainer={"callbacks": [clock]})
+    timer, start = Timer(), time.perf_counter()
+    training = replace(model.training, trainer={"callbacks": [timer]})
     estimator = DSOKR(
         KERNELS[model.kernel],
         model.sketch,
@@ -139,8 +117,8 @@ def fit_model(model: MoleculeModel, split: SMI2Mol, seed: int, device: torch.dev
         random_state=seed,
         device=str(device),
     ).fit(*split.train, validation=split.val)
-    times = {"basis": clock.began - start, "training": clock.ended - clock.began}
-    return estimator, times | {"settling": time.perf_counter() - clock.ended}
+    trained = timer.time_elapsed("train")
+    return estimator, {"basis": time.perf_counter() - start - trained, "training": trained}
 
 
 def choose_decoder(model: DSOKR, decoders: tuple[Decoder, ...], split: SMI2Mol) -> tuple[Decoder, Row]:

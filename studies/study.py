@@ -12,10 +12,12 @@ from typing import Any, Literal
 import torch
 
 from dsokr.files import lock_folder
+from dsokr.regressors import Training
 from studies.results import Columns, Results, Row
 
 Size = Literal["full", "reduced", "quick"]
 CPU = torch.device("cpu")
+ADAMW = Training(optimizer="adamw", weight_decay=0.01, schedule="linear", gradient_clip=1.0, patience=None)
 
 
 @dataclass(frozen=True)

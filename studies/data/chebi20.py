@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ import scipy.sparse as sp
 
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch, starts_of
-from studies.data.files import Arrays, Source, data_folder, load_prepared
+from studies.data.files import Source, cache_result, data_folder, read_arrays
 
 _MOLT5 = "the ChEBI-20 files of MolT5 (https://github.com/blender-nlp/MolT5)"
 _REBUILT = "the definitions and relations of ChEBI (https://www.ebi.ac.uk/chebi), or use the original train.txt"
@@ -37,7 +36,6 @@ SOURCES = {
     ),
 }
 ORIGINALS = ("train.txt", "training.txt")  # of MolT5 and of Text2Mol; preferred to the rebuilt texts
-PREPARED = "chebi20-3.npz"
 UNKNOWN = "UNK"
 
 
@@ -69,21 +67,6 @@ class Molecules:
     atom_labels: np.ndarray  # (all atoms,)
     bond_labels: np.ndarray  # (all bonds,)
     vectors: np.ndarray  # (tokens, 300)
-
-    @staticmethod
-    def from_arrays(arrays: Arrays) -> Molecules:
-        """The molecules that :func:`compute_arrays` turned into arrays."""
-        smiles = arrays["smiles"].tobytes().decode().split("\n")
-        kinds = {"data": np.float64, "indices": np.int64, "indptr": np.int64}
-        morgan, flat = (
-            sp.csr_array(
-                tuple(arrays[f"{name}_{part}"].astype(kind) for part, kind in kinds.items()),
-                shape=(len(smiles), 2**32),
-            )
-            for name in ("morgan", "morgan_flat")
-        )
-        rest = ("atoms", "neighborhoods", "bond_starts", "bonds", "atom_labels", "bond_labels", "vectors")
-        return Molecules(smiles, arrays["ids"], morgan, flat, *(arrays[name] for name in rest))
 
     def __len__(self) -> int:
         return len(self.smiles)
@@ -127,9 +110,9 @@ def load_chebi20(folder: str | Path | None = None) -> ChEBI20:
 
     The rebuilt texts agree with the original ones in 99 % of their tokens where both are known; some lack the sentence
     that defines the molecule. Every result must say which were used: ``training_texts``. The first call needs RDKit and
-    about a minute to turn the molecules into arrays, which are cached.
+    about a minute to prepare the molecules, which are cached.
     """
-    molecules = Molecules.from_arrays(load_prepared(PREPARED, folder, lambda: _prepare(folder)))
+    molecules = cache_result(prepare_candidates)(SOURCES["candidates"].find(folder), SOURCES["mol2vec"].find(folder))
     position = {int(number): row for row, number in enumerate(molecules.ids)}
     original = next((p for name in ORIGINALS if (p := data_folder(folder) / "chebi20" / name).is_file()), None)
     train = SOURCES["train"].find(folder) if original is None else original
@@ -160,35 +143,35 @@ def read_descriptions(path: Path, position: dict[int, int]) -> Descriptions:
     return Descriptions(texts, np.array(rows))
 
 
-def _prepare(folder: str | Path | None) -> Arrays:
-    with gzip.open(SOURCES["candidates"].find(folder), "rt", encoding="utf-8") as file:
+def prepare_candidates(candidates: Path, mol2vec: Path) -> Molecules:
+    """Read all candidates, with RDKit."""
+    with gzip.open(candidates, "rt", encoding="utf-8") as file:
         lines = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    with np.load(SOURCES["mol2vec"].find(folder)) as table:
-        tokens, vectors = table["token"], table["vector"]
-    ids = np.array([int(line["CID"]) for line in lines])
-    return compute_arrays([line["SMILES"] for line in lines], ids, tokens, vectors)
+    table, ids = read_arrays(mol2vec), np.array([int(line["CID"]) for line in lines])
+    return make_molecules([line["SMILES"] for line in lines], ids, table["token"], table["vector"])
 
 
-def compute_arrays(smiles: Sequence[str], ids: np.ndarray, tokens: np.ndarray, vectors: np.ndarray) -> Arrays:
-    """Turn molecules into arrays. ``tokens`` are the identifiers of the neighbourhoods with ``vectors``, and UNK."""
+def make_molecules(smiles: list[str], ids: np.ndarray, tokens: np.ndarray, vectors: np.ndarray) -> Molecules:
+    """Turn SMILES into arrays. ``tokens`` are the identifiers of the neighbourhoods with ``vectors``, and UNK."""
     from dsokr import chem  # RDKit is needed here only
 
-    arrays: Arrays = {"ids": ids, "smiles": np.frombuffer("\n".join(smiles).encode(), np.uint8)}
-    for name, chirality in (("morgan", True), ("morgan_flat", False)):
-        counts = chem.fingerprints(smiles, radius=3, chirality=chirality)
-        arrays |= {f"{name}_indptr": counts.indptr, f"{name}_indices": counts.indices.astype(np.uint32)}
-        arrays[f"{name}_data"] = counts.data.astype(np.uint16)
-    graphs = chem.stereo_graphs(smiles)
-    arrays["atoms"] = starts_of(np.array([len(graph.labels) for graph in graphs]))
-    arrays["bond_starts"] = starts_of(np.array([len(graph.edges) for graph in graphs]))
-    bonds = np.array([bond for graph in graphs for bond in graph.edges], np.int64).reshape(-1, 3)
-    arrays["bonds"] = bonds[:, :2] + np.repeat(arrays["atoms"][:-1], np.diff(arrays["bond_starts"]))[:, None]
-    arrays["atom_labels"] = np.concatenate([graph.labels for graph in graphs]).astype(np.int32)
-    arrays["bond_labels"] = bonds[:, 2].astype(np.int16)
-    arrays["neighborhoods"] = _number_tokens(np.concatenate(chem.environments(smiles, radius=1)), tokens)
-    known = tokens != UNKNOWN
-    arrays["vectors"] = np.concatenate([vectors[known], vectors[~known]]).astype(np.float32)
-    return arrays
+    graphs, known = chem.stereo_graphs(smiles), tokens != UNKNOWN
+    atoms = starts_of(np.array([len(graph.labels) for graph in graphs]))
+    bond_starts = starts_of(np.array([len(graph.edges) for graph in graphs]))
+    ends = np.array([bond for graph in graphs for bond in graph.edges], np.int64).reshape(-1, 3)
+    return Molecules(
+        smiles,
+        ids,
+        morgan=chem.fingerprints(smiles, radius=3),
+        morgan_flat=chem.fingerprints(smiles, radius=3, chirality=False),
+        atoms=atoms,
+        neighborhoods=_number_tokens(np.concatenate(chem.environments(smiles, radius=1)), tokens),
+        bond_starts=bond_starts,
+        bonds=ends[:, :2] + np.repeat(atoms[:-1], np.diff(bond_starts))[:, None],
+        atom_labels=np.concatenate([graph.labels for graph in graphs]),
+        bond_labels=ends[:, 2],
+        vectors=np.concatenate([vectors[known], vectors[~known]]).astype(np.float32),
+    )
 
 
 def _number_tokens(identifiers: np.ndarray, tokens: np.ndarray) -> np.ndarray:

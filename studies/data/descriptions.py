@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from studies.data.chebi20 import UNKNOWN, ChEBI20, Descriptions, Molecules, compute_arrays
+from studies.data.chebi20 import UNKNOWN, ChEBI20, Descriptions, make_molecules
 from studies.data.molecules import generate
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -51,7 +51,7 @@ def describe_molecules(n_train: int, n_val: int, n_test: int, seed: int = 0, max
     identifiers = np.unique(np.concatenate(chem.environments(smiles)))
     tokens = np.array([UNKNOWN, *map(str, identifiers[identifiers >= 0])])
     vectors = rng.normal(size=(len(tokens), WIDTH)).astype(np.float32)
-    molecules = Molecules.from_arrays(compute_arrays(smiles, np.arange(len(smiles)), tokens, vectors))
+    molecules = make_molecules(smiles, np.arange(len(smiles)), tokens, vectors)
     bounds = np.cumsum([0, n_train, n_val, n_test])
     train, val, test = (Descriptions(texts[a:b], np.arange(a, b)) for a, b in itertools.pairwise(bounds))
     return ChEBI20(train, val, test, molecules, "generated")

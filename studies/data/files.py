@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+from joblib import Memory
 
 from dsokr.errors import InputError
-from dsokr.files import checksum, replace_file
+from dsokr.files import checksum
 
-Arrays = dict[str, np.ndarray]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -45,24 +47,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsokr"
 
 
-def read_arrays(path: Path, *names: str) -> Arrays:
-    """Read the named arrays of an .npz file, or all of them."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names or file.files}
-    except (KeyError, ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path} is damaged or is another file: {error}. Delete it and get it again.") from error
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of an .npz file."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
 
 
-def load_prepared(name: str, folder: str | Path | None, prepare: Callable[[], Arrays]) -> Arrays:
-    """Read arrays from the data folder or the cache; if neither has them, prepare them and put them into the cache.
-
-    The name carries a number that changes when the arrays do.
-    """
-    for path in (data_folder(folder) / name, cache_folder() / name):
-        if path.is_file():
-            return read_arrays(path)
-    arrays = prepare()
-    with replace_file(cache_folder() / name) as draft:
-        np.savez_compressed(draft, **arrays)  # type: ignore[arg-type] # numpy's own options are named otherwise
-    return arrays
+def cache_result(function: Function) -> Function:
+    """Keep what a function returns in the user's cache, by its arguments."""
+    return Memory(cache_folder(), verbose=0, compress=1).cache(function)

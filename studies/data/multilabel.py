@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from dsokr.errors import InputError
-from studies.data.files import Arrays, Source, read_arrays
+from studies.data.files import Source, read_arrays
 
 Inputs = Any  # (n, d): an array, or a sparse matrix in CSR form
 LabelSets = np.ndarray  # (n, labels) of uint8, 0 or 1
@@ -50,7 +50,7 @@ def load_multilabel(name: str, folder: str | Path | None = None) -> MultiLabel:
     return MultiLabel((X[train], Y[train]), (X[test], Y[test]))
 
 
-def _as_sparse(arrays: Arrays) -> sp.csr_array:
+def _as_sparse(arrays: dict[str, np.ndarray]) -> sp.csr_array:
     parts = tuple(arrays[f"X_{name}"] for name in ("data", "indices", "indptr"))
     return sp.csr_array(parts, shape=tuple(arrays["X_shape"]))
 

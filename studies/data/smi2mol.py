@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsokr.graphs import GraphBatch
-from studies.data.files import Arrays, Source, load_prepared
+from studies.data.files import Source, cache_result
 
 QM9 = Source(
     "qm9/qm9_smiles_133882.txt.gz",
@@ -19,7 +19,6 @@ QM9 = Source(
     "the QM9 data set (https://doi.org/10.6084/m9.figshare.978904): SMILES in the original order, one a line, without "
     "molecules of a single heavy atom",
 )
-PREPARED = "smi2mol-2.npz"
 N_VAL, N_TEST = 500, 2_000
 
 
@@ -54,7 +53,7 @@ class SMI2Mol:
 def load_smi2mol(folder: str | Path | None = None, split_seed: int = 0) -> SMI2Mol:
     """Load one split; the paper's study has the five with seeds 0 to 4.
 
-    ``folder`` holds ``qm9/qm9_smiles_133882.txt.gz``. The first call takes half a minute and RDKit; the prepared arrays
+    ``folder`` holds ``qm9/qm9_smiles_133882.txt.gz``. The first call takes half a minute and RDKit; the prepared pairs
     are cached, and from then on a call takes a second and no RDKit.
     """
     pairs = load_pairs(folder)
@@ -65,22 +64,13 @@ def load_smi2mol(folder: str | Path | None = None, split_seed: int = 0) -> SMI2M
 
 def load_pairs(folder: str | Path | None = None) -> MoleculePairs:
     """Load all 133,882 pairs, in the original order."""
-    arrays = load_prepared(PREPARED, folder, lambda: _prepare(folder))
-    parts = (arrays[name].astype(np.int64) for name in ("nodes", "labels", "edges", "ends"))
-    return MoleculePairs(arrays["smiles"].tobytes().decode("ascii").split("\n"), GraphBatch.from_edges(*parts))
+    return cache_result(prepare_pairs)(QM9.find(folder))
 
 
-def _prepare(folder: str | Path | None) -> Arrays:
+def prepare_pairs(path: Path) -> MoleculePairs:
+    """Make pairs from a file of SMILES, with RDKit."""
     from dsokr import chem  # RDKit is needed here only
 
-    with gzip.open(QM9.find(folder), "rt", encoding="ascii") as file:
+    with gzip.open(path, "rt", encoding="ascii") as file:
         smiles = chem.canonical(file.read().split())
-    graphs = chem.graphs(smiles)
-    arrays = {
-        "nodes": [len(graph.labels) for graph in graphs],
-        "labels": [label for graph in graphs for label in graph.labels],
-        "edges": [len(graph.edges) for graph in graphs],
-        "ends": [edge for graph in graphs for edge in graph.edges],
-    }
-    text = np.frombuffer("\n".join(smiles).encode("ascii"), np.uint8)
-    return {"smiles": text} | {name: np.array(values, np.uint8) for name, values in arrays.items()}
+    return MoleculePairs(smiles, GraphBatch.of(chem.graphs(smiles)))
