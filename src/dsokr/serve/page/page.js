@@ -1,13 +1,13 @@
 "use strict";
 
-const at = (id) => document.getElementById(id);
-const form = at("ask"), query = at("query"), hits = at("hits"), alertBox = at("alert");
+const byId = (id) => document.getElementById(id);
+const form = byId("ask"), query = byId("query"), hits = byId("hits"), alertBox = byId("alert");
 const KINDS = {
   text: ["Describe what you are looking for", "e.g. an aromatic alcohol with two rings"],
   smiles: ["SMILES of the input molecule", "e.g. CC(=O)Oc1ccccc1C(=O)O"],
   string: ["Input string", ""],
 };
-const NAMED = 8; // columns that are all named
+const NAMED = 8; // the most columns that are all listed
 const RULES = {
   cosine: "the angle between prediction and candidate",
   kernel: "the distance in the whole feature space, the paper's rule",
@@ -15,21 +15,21 @@ const RULES = {
 };
 let model = null, shown = null, running = null;
 
-const number = (x) => (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4 ? x.toFixed(3) : x.toExponential(2)).replace("-", "−");
-const whole = (x) => x.toLocaleString("en");
-const partsOf = (text) => text.replace(/[[\]()]/g, " ").split(/[\s,;|]+/).filter(Boolean);
-const numeric = () => model.input === "vector" || !model.input;
+const formatNumber = (x) => (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4 ? x.toFixed(3) : x.toExponential(2)).replace("-", "−");
+const formatCount = (x) => x.toLocaleString("en");
+const splitNumbers = (text) => text.replace(/[[\]()]/g, " ").split(/[\s,;|]+/).filter(Boolean);
+const takesNumbers = () => model.input === "vector" || !model.input;
 const width = () => (model.input ? model.width : model.coefficients);
 const columns = () => (model.input === "vector" && model.columns.length === model.width ? model.columns : []);
 const rule = () => form.elements.rule?.value ?? "";
-const count = () => Math.min(Math.max(parseInt(at("k").value, 10) || 10, 1), model.limits.k);
+const count = () => Math.min(Math.max(parseInt(byId("k").value, 10) || 10, 1), model.limits.k);
 
-function say(message) {
+function showAlert(message) {
   alertBox.hidden = !message;
   alertBox.textContent = message || "";
 }
 
-function grow() {
+function fitHeight() {
   query.style.height = "auto";
   query.style.height = `${query.scrollHeight + 2}px`;
 }
@@ -40,15 +40,15 @@ async function start() {
     if (!answer.ok) throw new Error();
     model = await answer.json();
   } catch {
-    say("The server does not answer. Is it still running? Reload the page to try again.");
+    showAlert("The server does not answer. Is it still running? Reload the page to try again.");
     return;
   }
-  [at("query-label").textContent, query.placeholder] = numeric() ? numbersWanted() : KINDS[model.input] ?? KINDS.string;
+  [byId("query-label").textContent, query.placeholder] = takesNumbers() ? describeNumbers() : KINDS[model.input] ?? KINDS.string;
   query.classList.toggle("letters", model.input !== "text");
-  at("about").textContent = `${whole(model.candidates)} ${model.output === "smiles" ? "molecules" : "candidates"}`;
-  at("empty-text").textContent = waiting();
-  at("k").max = model.limits.k;
-  for (const list of [hits, at("predicted")]) list.classList.toggle("plain", !draws());
+  byId("about").textContent = `${formatCount(model.candidates)} ${model.output === "smiles" ? "molecules" : "candidates"}`;
+  byId("empty-text").textContent = emptyText();
+  byId("k").max = model.limits.k;
+  for (const list of [hits, byId("predicted")]) list.classList.toggle("plain", !draws());
   for (const name of model.rules) {
     const choice = document.createElement("label");
     choice.title = RULES[name] ?? "";
@@ -56,120 +56,120 @@ async function start() {
     choice.firstChild.value = name;
     choice.firstChild.checked = name === model.rule;
     choice.lastChild.textContent = name;
-    at("rules").append(choice);
+    byId("rules").append(choice);
   }
   for (const example of model.examples) {
     const chip = document.createElement("button");
     chip.type = "button";
     chip.textContent = chip.title = example;
-    chip.addEventListener("click", () => { query.value = example; grow(); search(true); });
-    at("examples").append(chip);
+    chip.addEventListener("click", () => { query.value = example; fitHeight(); search(true); });
+    byId("examples").append(chip);
   }
   document.documentElement.dataset.ready = "yes";
-  fromAddress();
+  readAddress();
 }
 
-function numbersWanted() {
+function describeNumbers() {
   const names = columns();
   const listed = (names.length > NAMED ? [...names.slice(0, NAMED - 2), "…", names.at(-1)] : names).join(", ");
-  const counted = width() === 1 ? "A number" : `${whole(width())} numbers`;
+  const counted = width() === 1 ? "A number" : `${formatCount(width())} numbers`;
   if (listed) return [`${counted}: ${listed}`, listed];
   const what = model.input ? model.columns.join(", ") : "coefficients";
-  return [what ? `${counted} (${what})` : counted, "with spaces or commas between"];
+  return [what ? `${counted} (${what})` : counted, "separated by spaces or commas"];
 }
 
 const draws = () => model.drawing && model.output === "smiles";
-const waiting = () => {
+const emptyText = () => {
   if (model.searches) return "The prediction and the nearest known outputs will be shown here.";
   return draws() ? "The best molecules will be drawn here." : "The best candidates will be listed here.";
 };
 
-function fromAddress() {
+function readAddress() {
   const asked = new URLSearchParams(location.search);
   query.value = asked.get("q") ?? "";
-  at("k").value = asked.get("k") ?? Math.min(10, model.limits.k);
+  byId("k").value = asked.get("k") ?? Math.min(10, model.limits.k);
   const wanted = model.rules.includes(asked.get("rule")) ? asked.get("rule") : model.rule;
   for (const choice of form.querySelectorAll("[name=rule]")) choice.checked = choice.value === wanted;
-  grow();
+  fitHeight();
   search(false);
 }
 
-function address() {
+function writeAddress() {
   const asked = new URLSearchParams({ q: query.value.trim(), k: count(), rule: rule() });
   return `${location.pathname}?${asked}`;
 }
 
-function question() {
+function readQuestion() {
   const text = query.value.trim();
-  const asked = numeric() ? partsOf(text).map(Number) : text;
+  const asked = takesNumbers() ? splitNumbers(text).map(Number) : text;
   return { [model.input ? "inputs" : "coefficients"]: [asked], k: count(), rule: rule() };
 }
 
-// What is wrong with the question, in a sentence; nothing if it can be asked.
-function fault() {
+// What is wrong with the input, in a sentence; an empty string if it can be sent.
+function findMistake() {
   const text = query.value.trim();
-  if (!numeric()) {
-    return [...text].length > model.limits.text ? `The text is longer than ${whole(model.limits.text)} characters.` : "";
+  if (!takesNumbers()) {
+    return [...text].length > model.limits.text ? `The text is longer than ${formatCount(model.limits.text)} characters.` : "";
   }
-  const parts = partsOf(text);
+  const parts = splitNumbers(text);
   const odd = parts.findIndex((part) => !Number.isFinite(Number(part)));
-  if (odd >= 0) return `${numberNamed(odd)} is not a number: '${parts[odd].slice(0, 40)}'.`;
+  if (odd >= 0) return `${nameNumber(odd)} is not a number: '${parts[odd].slice(0, 40)}'.`;
   if (parts.length === width()) return "";
-  return `${width() === 1 ? "One number is" : `${whole(width())} numbers are`} needed. There ${parts.length === 1 ? "is 1" : `are ${whole(parts.length)}`}.`;
+  return `${width() === 1 ? "1 number is" : `${formatCount(width())} numbers are`} needed. Got ${formatCount(parts.length)}.`;
 }
 
-const numberNamed = (place) => `Number ${place + 1}${columns()[place] ? ` (${columns()[place]})` : ""}`;
+const nameNumber = (place) => `Number ${place + 1}${columns()[place] ? ` (${columns()[place]})` : ""}`;
 
-// The server's sentence in the words of the page: it names parts of a request, such as inputs.0.2.
-function worded({ error, where }) {
+// The server names parts of a request, such as inputs.0.2; the page has its own words for them.
+function rephrase({ error, where }) {
   const place = /^(?:inputs|coefficients)\.0(?:\.(\d+))?$/.exec(where);
   if (!place) return error;
-  if (place[1] !== undefined) return error.replace(where, numberNamed(Number(place[1])));
-  return error.startsWith(`${where}: `) ? error.slice(where.length + 2) : error.replace(where, "The input");
+  if (place[1] !== undefined) return error.replace(`${where}: Input`, nameNumber(Number(place[1])));
+  return error.replace(`${where}: `, "");
 }
 
 async function search(remember) {
   running?.abort();
-  say("");
+  showAlert("");
   if (!model) return;
   if (!query.value.trim()) return clear();
-  at("k").value = count();
-  const wrong = fault();
-  if (remember && address() !== location.pathname + location.search) history.pushState(null, "", address());
+  byId("k").value = count();
+  const wrong = findMistake();
+  if (remember && writeAddress() !== location.pathname + location.search) history.pushState(null, "", writeAddress());
   if (wrong) {
     clear();
-    return say(wrong);
+    return showAlert(wrong);
   }
   const mine = (running = new AbortController());
-  loading(true);
+  setBusy(true);
   try {
-    let answer = await asked(question(), model.searches, mine.signal);
+    let answer = await post(readQuestion(), model.searches, mine.signal);
     const late = answer.status === 504 && model.searches;
-    if (late) answer = await asked(question(), false, mine.signal); // without what may take long
+    if (late) answer = await post(readQuestion(), false, mine.signal); // without the slow part
     const body = await answer.json();
-    if (!answer.ok) throw new Error(worded(body));
+    if (!answer.ok) throw new Error(rephrase(body));
     if (mine !== running) return;
     show(body);
-    if (late) say("The model's own prediction took too long. These are the nearest known outputs.");
+    if (late) showAlert("The model's own prediction took too long. These are the nearest known outputs.");
   } catch (error) {
     if (error.name === "AbortError") return;
     clear();
-    say(error instanceof TypeError || error instanceof SyntaxError ? "The server does not answer. Is it still running?" : error.message);
+    showAlert(error instanceof TypeError || error instanceof SyntaxError ? "The server does not answer. Is it still running?" : error.message);
   } finally {
-    if (mine === running) loading(false);
+    if (mine === running) setBusy(false);
   }
 }
 
-function asked(question, predict, signal) {
+function post(question, predict, signal) {
   const body = JSON.stringify({ ...question, predict });
   return fetch("predict", { method: "POST", headers: { "Content-Type": "application/json" }, body, signal });
 }
 
-function loading(on) {
-  at("results").classList.toggle("busy", on);
-  at("results").setAttribute("aria-busy", on);
+function setBusy(on) {
+  byId("results").classList.toggle("busy", on);
+  byId("results").setAttribute("aria-busy", on);
   if (on && !hits.children.length) {
-    at("empty").hidden = true;
+    byId("empty").hidden = true;
     hits.replaceChildren(...Array.from({ length: Math.min(count(), 8) }, () => {
       const ghost = document.createElement("li");
       ghost.className = "ghost";
@@ -182,9 +182,9 @@ function loading(on) {
 function clear() {
   shown = null;
   hits.replaceChildren();
-  for (const part of ["own", "bar", "notes"]) at(part).hidden = true;
-  at("empty").hidden = false;
-  at("empty-text").textContent = query.value.trim() ? "Nothing to show." : waiting();
+  for (const part of ["own", "bar", "notes"]) byId(part).hidden = true;
+  byId("empty").hidden = false;
+  byId("empty-text").textContent = query.value.trim() ? "Nothing to show." : emptyText();
   document.title = "dsokr";
 }
 
@@ -192,25 +192,25 @@ function show(answer) {
   const { hits: found, prediction } = answer.results[0];
   shown = { input: query.value.trim(), rule: answer.rule, hits: found, prediction };
   const others = found.filter((hit) => hit.rank !== prediction?.rank);
-  hits.replaceChildren(...others.map(card));
-  at("own").hidden = !prediction;
-  at("nearest").hidden = !others.length;
+  hits.replaceChildren(...others.map(makeCard));
+  byId("own").hidden = !prediction;
+  byId("nearest").hidden = !others.length;
   if (prediction) {
-    at("predicted").replaceChildren(predictedCard(prediction, found[prediction.rank - 1]));
-    at("whether").textContent = prediction.rank ? `also number ${prediction.rank} of the known outputs` : "searched among all outputs";
+    byId("predicted").replaceChildren(makePredictedCard(prediction, found[prediction.rank - 1]));
+    byId("whether").textContent = prediction.rank ? `also rank ${prediction.rank} among the known outputs` : "found among all possible outputs";
   }
-  at("empty").hidden = true;
-  at("bar").hidden = false;
-  at("notes").hidden = !answer.notes.length;
-  at("notes").textContent = answer.notes.join(" ");
+  byId("empty").hidden = true;
+  byId("bar").hidden = false;
+  byId("notes").hidden = !answer.notes.length;
+  byId("notes").textContent = answer.notes.join(" ");
   const what = draws() ? "molecules" : "candidates";
-  at("status").textContent = `The best ${found.length} of ${whole(answer.candidates)} ${what}, in ${Math.max(1, Math.round(answer.milliseconds))} ms`;
+  byId("status").textContent = `The best ${found.length} of ${formatCount(answer.candidates)} ${what}, in ${Math.max(1, Math.round(answer.milliseconds))} ms`;
   document.title = `${shown.input.slice(0, 60)} · dsokr`;
 }
 
-// A prediction that is also a hit is shown with all that is known of the hit, and not again below.
-function predictedCard(prediction, hit) {
-  const item = card(hit ?? { ...prediction, name: "" });
+// A prediction that is also a hit is shown with the hit's name and cosine, and not again below.
+function makePredictedCard(prediction, hit) {
+  const item = makeCard(hit ?? { ...prediction, name: "" });
   item.querySelector(".rank").textContent = "★";
   const copy = item.querySelector(".copy");
   copy.setAttribute("aria-label", `${copy.title} of the prediction`);
@@ -218,8 +218,8 @@ function predictedCard(prediction, hit) {
   return item;
 }
 
-function written(output) {
-  const names = model.output_columns, values = partsOf(output);
+function formatOutput(output) {
+  const names = model.output_columns, values = splitNumbers(output);
   if (!names.length || names.length !== values.length) return [output];
   return names.flatMap((name, place) => {
     const pair = Object.assign(document.createElement("span"), { className: "pair" });
@@ -230,8 +230,8 @@ function written(output) {
   });
 }
 
-function card(hit) {
-  const item = at("hit").content.cloneNode(true).firstElementChild;
+function makeCard(hit) {
+  const item = byId("hit").content.cloneNode(true).firstElementChild;
   const part = (name) => item.querySelector(name);
   const called = hit.name || hit.output;
   const picture = part("img");
@@ -245,33 +245,33 @@ function card(hit) {
   part(".rank").textContent = hit.rank;
   part(".name").textContent = hit.name;
   part(".name").title = hit.name;
-  part("code").append(...written(hit.output));
+  part("code").append(...formatOutput(hit.output));
   part("code").title = hit.output;
   if (hit.cosine === undefined) part(".meter").remove();
-  else fill(part(".meter"), Math.min(Math.max(hit.cosine, 0), 1), `Cosine of ${called}`);
+  else fillMeter(part(".meter"), Math.min(Math.max(hit.cosine, 0), 1), `Cosine of ${called}`);
   for (const name of ["cosine", "score"]) {
     if (hit[name] === undefined) continue;
     const strong = document.createElement("b");
-    strong.textContent = number(hit[name]);
+    strong.textContent = formatNumber(hit[name]);
     part(`.${name}`).append(`${name} `, strong);
   }
   const copy = part(".copy");
   copy.title = draws() ? "Copy the SMILES" : "Copy";
   copy.setAttribute("aria-label", `${copy.title} of number ${hit.rank}`);
-  copy.addEventListener("click", () => put(hit.output, copy));
+  copy.addEventListener("click", () => copyText(hit.output, copy));
   return item;
 }
 
-function fill(meter, share, label) {
+function fillMeter(meter, share, label) {
   requestAnimationFrame(() => { meter.firstElementChild.style.width = `${100 * share}%`; });
   const facts = { role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 1, "aria-valuenow": share.toFixed(3) };
   for (const [name, value] of Object.entries(facts)) meter.setAttribute(name, value);
 }
 
-async function put(text, button) {
+async function copyText(text, button) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // not on a secure page, or not allowed
+  } catch { // not a secure page, or not permitted
     const area = document.createElement("textarea");
     area.value = text;
     document.body.append(area);
@@ -289,19 +289,19 @@ async function put(text, button) {
   }, 1200);
 }
 
-function csv() {
+function writeCsv() {
   const quoted = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
   const several = model.output_columns.length > 1;
   const outputs = several ? model.output_columns.map((name) => `output_${name}`) : ["output"];
   const head = ["rank", ...outputs, "name", "score", "cosine", "rule", "input"];
-  const row = (h, rank, rule) => [rank, ...(several ? partsOf(h.output) : [h.output]), h.name ?? "", h.score, h.cosine ?? "", rule, shown.input];
+  const row = (h, rank, rule) => [rank, ...(several ? splitNumbers(h.output) : [h.output]), h.name ?? "", h.score, h.cosine ?? "", rule, shown.input];
   const rows = shown.hits.map((hit) => row(hit, hit.rank, shown.rule));
   if (shown.prediction) rows.unshift(row(shown.prediction, "predicted", model.rule));
   return [head, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
 }
 
 form.addEventListener("submit", (event) => { event.preventDefault(); search(true); });
-query.addEventListener("input", grow);
+query.addEventListener("input", fitHeight);
 query.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
@@ -320,12 +320,12 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.key === "Escape") document.activeElement?.blur();
 });
-at("link").addEventListener("click", (event) => put(new URL(address(), location.href).href, event.currentTarget));
-at("csv").addEventListener("click", () => {
-  const url = URL.createObjectURL(new Blob([csv()], { type: "text/csv" }));
+byId("link").addEventListener("click", (event) => copyText(new URL(writeAddress(), location.href).href, event.currentTarget));
+byId("csv").addEventListener("click", () => {
+  const url = URL.createObjectURL(new Blob([writeCsv()], { type: "text/csv" }));
   const anchor = Object.assign(document.createElement("a"), { href: url, download: "ranked.csv" });
   anchor.click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 });
-addEventListener("popstate", fromAddress);
+addEventListener("popstate", readAddress);
 start();
