@@ -1,13 +1,13 @@
 """A million candidates on disk: how fast they are written and searched, against the goals.
 
     python bench/index.py                              # generated vectors
-    python bench/index.py --library molecules.smi.gz   # molecules of one's own, embedded here by a WL kernel
+    python bench/index.py --library molecules.smi.gz   # your own molecules, embedded by a WL kernel
     python bench/index.py --count 100000 --kinds exact hnsw ivfpq
 
-Without a library the candidates are vectors of two kinds. "noise" is Gaussian in all dimensions: all candidates are
-about as far from a query, no graph leads to the nearest, and HNSW is at its worst. "clustered" has 2,000 groups within
-a spectrum that falls off, as coordinates of real outputs have. Queries are 0.7 ψ̃(y) + 0.3 ψ̃(y'), between two
-candidates. Goals, on two cores: exact top-10 under 15 ms a query in batches of 64; HNSW under 2 ms at recall@10 ≥ 0.95.
+Without a library there are two kinds of candidates. "noise" is Gaussian in all dimensions: all candidates are about as
+far from a query, so no graph leads to the nearest, and HNSW is at its worst. "clustered" has 2,000 groups within a
+decaying spectrum, as coordinates of real outputs have. Queries are 0.7 ψ̃(y) + 0.3 ψ̃(y'), between two candidates.
+Goals, on two cores: exact top-10 under 15 ms per query in batches of 64; HNSW under 2 ms at recall@10 ≥ 0.95.
 """
 
 import argparse
@@ -68,21 +68,20 @@ def _vectors(at: int, rows: np.ndarray) -> Block:
 def molecules(library: Path, count: int, dim: int) -> Source:
     """Molecules of a file, in a basis of ``dim`` anchors under the normalised Weisfeiler-Lehman kernel."""
     from dsokr import chem
-    from dsokr.commands.problems import Problems
-    from dsokr.commands.tables import table
+    from dsokr.commands.tables import Problems, Table
 
     def texts() -> Iterator[list[str]]:
-        source, left = table(library), count
-        column = "smiles" if "smiles" in source.columns() else source.columns()[0]
-        for rows in source.blocks(Problems(), [column], BLOCK):
+        table, left = Table(library), count
+        column = "smiles" if "smiles" in table.columns else table.columns[0]
+        for rows in table.blocks(Problems(), [column], BLOCK):
             yield rows.cells[column][:left]
-            left -= len(rows)
+            left -= len(rows.cells[column])
             if left <= 0:
                 return
 
     anchors = chem.graphs(next(texts())[:dim])
     kernel = kernels.WeisfeilerLehman(3, edge_labels=True).normalized()
-    basis = sketch_basis(kernel, anchors, sketches.Full(), generator=torch.Generator().manual_seed(0))
+    basis = sketch_basis(kernel, anchors, sketches.Full())
 
     def blocks(start: int) -> Iterator[Block]:
         for smiles in texts():
@@ -93,21 +92,20 @@ def molecules(library: Path, count: int, dim: int) -> Source:
 
 
 def memory() -> str:
-    """Of this process, without what the system may take back (mapped files)."""
+    """Memory of this process, without mapped files."""
     with open("/proc/self/status") as status:
         sizes = dict(line.split(":", 1) for line in status)
     anonymous = int(sizes["RssAnon"].split()[0]) / 2**20
-    return (
-        f"{anonymous:.2f} GiB of its own, peak of all {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}"
-    )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return f"{anonymous:.2f} GiB without mapped files, peak {peak:.2f} GiB with them"
 
 
 def verdict(value: float, goal: float) -> str:
     return f"goal < {goal:g}: {'reached' if value < goal else 'MISSED'}"
 
 
-def timed(index: CandidateIndex, z: torch.Tensor, repeats: int) -> tuple[float, float, float]:
-    """Milliseconds a query in batches of 64, the fastest of some runs; and of single queries, the median and p99."""
+def measure(index: CandidateIndex, z: torch.Tensor, repeats: int) -> tuple[float, float, float]:
+    """Milliseconds per query in batches of 64, the fastest of some runs; and median and p99 of single queries."""
     index.search(z[:BATCH], K, RULE)
     batches, singles = [], []
     for run in range(repeats):
@@ -125,24 +123,21 @@ def timed(index: CandidateIndex, z: torch.Tensor, repeats: int) -> tuple[float, 
 
 
 def report(source: Source, kinds: list[str], dtype: str, folder: Path, repeats: int) -> None:
+    goals = {"exact": EXACT_GOAL, "hnsw": HNSW_GOAL}
     for kind in kinds:
         options = BuildOptions(kind, RULE, dtype, RECALL_GOAL)
         start = time.perf_counter()
         index = build(folder, source.blocks, model=source.model, dim=source.dim, source=source.name, options=options)
-        built = time.perf_counter() - start
+        rate = len(index) / (time.perf_counter() - start)
         size = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
-        made = f"{len(index):,} × {source.dim}, {dtype}: built at {len(index) / built:,.0f}/s, {size:,.0f} MiB on disk"
+        made = f"{len(index):,} × {source.dim}, {dtype}: built at {rate:,.0f}/s, {size:,.0f} MiB on disk"
         print(f"{source.name}, {kind}, {made}")
-        batch, median, slow = timed(index, sample_queries(index, 512, seed=1), repeats)
-        goal = (
-            f" ({verdict(batch, {'exact': EXACT_GOAL, 'hnsw': HNSW_GOAL}[kind])})" if kind in ("exact", "hnsw") else ""
-        )
-        recall = (
-            "" if index.head.recall is None else f", recall@10 {index.head.recall:.3f} at effort {index.head.effort}"
-        )
-        print(
-            f"  {batch:.2f} ms a query in batches of {BATCH}{goal}; alone p50 {median:.2f}, p99 {slow:.2f} ms{recall}"
-        )
+        batch, median, slow = measure(index, sample_queries(index, 512, seed=1), repeats)
+        goal = f" ({verdict(batch, goals[kind])})" if kind in goals else ""
+        head = index.head
+        recall = "" if head.recall is None else f", recall@10 {head.recall:.3f} at effort {head.effort}"
+        alone = f"alone p50 {median:.2f}, p99 {slow:.2f} ms"
+        print(f"  {batch:.2f} ms per query in batches of {BATCH}{goal}; {alone}{recall}")
         print(f"  memory {memory()}")
 
 
@@ -155,16 +150,14 @@ def main() -> None:
     parser.add_argument("--sources", nargs="+", default=["clustered", "noise"])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="of exact search")
+    parser.add_argument("--threads", type=int, default=1, help="for exact search")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, {options.threads} threads")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, threads of exact search: {options.threads}")
+    generated = {"noise": noise, "clustered": clustered}
+    sources = [generated[name](options.count, options.dim) for name in options.sources]
     if options.library:
         sources = [molecules(options.library, options.count, options.dim)]
-    else:
-        sources = [
-            {"noise": noise, "clustered": clustered}[name](options.count, options.dim) for name in options.sources
-        ]
     for source in sources:
         with tempfile.TemporaryDirectory() as folder:
             report(source, options.kinds, options.dtype, Path(folder) / "bench.idx", options.repeats)
