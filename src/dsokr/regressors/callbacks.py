@@ -105,8 +105,9 @@ class StateCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, folder: Path):
-        super().__init__(folder, "last", train_time_interval=CHECKPOINT_EVERY, save_on_exception=True)
-        self._enable_version_counter = False
+        super().__init__(
+            folder, "last", train_time_interval=CHECKPOINT_EVERY, save_on_exception=True, enable_version_counter=False
+        )
 
     def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         if not trainer.is_last_batch:
