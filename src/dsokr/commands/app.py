@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import platform
 import re
@@ -11,9 +12,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -24,23 +25,11 @@ from typer.core import TyperGroup
 
 from dsokr import __version__
 from dsokr.commands import options
-from dsokr.commands.options import Say, takes
-from dsokr.errors import DSOKRError, InputError
+from dsokr.errors import DSOKRError
 
 LINE_EVERY = 10.0  # seconds between passing lines in a log
 INDEX = re.compile(r"(, the first)? at index \d+,?(?=[ :])")  # in a warning; it is not the row of a table
-EXTRAS = {
-    "chem": ["rdkit"],
-    "graphs": ["numba", "networkx"],
-    "text": ["transformers"],
-    "gnn": ["torch-geometric"],
-    "ot": ["POT"],
-    "search": ["faiss-cpu"],
-    "serve": ["fastapi", "uvicorn"],
-    "plots": ["matplotlib"],
-    "tables": ["pyarrow"],
-    "images": ["pillow"],
-}
+UsageError: Any = typer.BadParameter.__bases__[0]  # which newer versions of typer do not export
 
 
 class Commands(TyperGroup):
@@ -55,6 +44,9 @@ class Commands(TyperGroup):
             text = str(error).replace("Training.learning_rate", "--learning-rate") or "interrupted"
             print(f"dsokr: {text}", file=sys.stderr)
             raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from error
+        except UsageError as error:
+            print(f"dsokr: {error.format_message()}", file=sys.stderr)
+            raise typer.Exit(2) from error
         except OSError as error:
             file = error.filename2 or error.filename
             what = f"{file} cannot be read or written" if file else "The system refused"
@@ -80,48 +72,24 @@ def dsokr(
     """Deep Sketched Output Kernel Regression."""
 
 
-@app.command()
-@takes(options.FitOptions)
-def fit(**given: Any) -> None:
-    """Train on your own table of inputs and outputs. Interrupt with Ctrl-C; run the same command to resume."""
-    _run("fit", "fit", options.FitOptions(**given))
+def _add_command(name: str, function: str, kind: type[options.Options]) -> None:
+    """Add a command whose parameters are the fields of a dataclass; ``function`` is its module and name."""
+    types, signature = get_type_hints(kind, include_extras=True), inspect.signature(kind)
+    parameters = [parameter.replace(annotation=types[field]) for field, parameter in signature.parameters.items()]
+
+    def command(**given: Any) -> None:
+        _run(*function.split("."), kind(**given))
+
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # typer reads it
+    app.command(name, help=kind.__doc__)(command)
 
 
-@app.command()
-@takes(options.PredictOptions)
-def predict(**given: Any) -> None:
-    """Predict the outputs of a table of inputs; with candidates, rank them for each input."""
-    _run("predict", "predict", options.PredictOptions(**given))
-
-
-@app.command()
-@takes(options.PredictOptions)
-def rank(**given: Any) -> None:
-    """Rank your own candidates for every input of a table."""
-    if given["candidates"] is None:
-        raise InputError("Name the candidates to rank with --candidates.")
-    _run("predict", "predict", options.PredictOptions(**given))
-
-
-@app.command()
-@takes(options.EvaluateOptions)
-def evaluate(**given: Any) -> None:
-    """Compare predictions with the right answers of a table."""
-    _run("evaluate", "evaluate_table", options.EvaluateOptions(**given))
-
-
-@app.command()
-@takes(options.ReportOptions)
-def report(**given: Any) -> None:
-    """Write what was trained, how good it is and what it answers as one HTML page."""
-    _run("report", "report", options.ReportOptions(**given))
-
-
-@app.command()
-@takes(options.EmbedOptions)
-def embed(**given: Any) -> None:
-    """Embed a library of candidates once, to search it many times. Interrupt with Ctrl-C; run again to resume."""
-    _run("library", "embed", options.EmbedOptions(**given))
+_add_command("fit", "fit.fit", options.FitOptions)
+_add_command("predict", "predict.predict", options.PredictOptions)
+_add_command("rank", "predict.predict", options.RankOptions)
+_add_command("evaluate", "evaluate.evaluate_table", options.EvaluateOptions)
+_add_command("report", "report.report", options.ReportOptions)
+_add_command("embed", "library.embed", options.EmbedOptions)
 
 
 def _run(module: str, function: str, given: options.Options) -> None:
@@ -168,12 +136,14 @@ def info(as_json: options.AsJson = False) -> None:
     facts = {"dsokr": __version__, "python": platform.python_version(), "system": platform.platform()}
     facts |= {name: version(name) for name in ("torch", "lightning", "scikit-learn")}
     devices = ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]
-    extras = {extra: all(map(_is_installed, needs)) for extra, needs in EXTRAS.items()}
+    extras: dict[str, bool] = {}
+    for package, extra in re.findall(r"^([\w.-]+).*extra == .(\w+)", "\n".join(requires("dsokr") or []), re.MULTILINE):
+        extras[extra] = extras.get(extra, True) and (package == "dsokr" or _is_installed(package))
     table = Table(show_header=False)
     for name, value in {**facts, "devices": ", ".join(devices)}.items():
         table.add_row(name, value)
     for extra, is_there in extras.items():
-        table.add_row(f"extra: {extra}", "installed" if is_there else escape(f'missing: pip install "dsokr[{extra}]"'))
+        table.add_row(f"extra: {extra}", "installed" if is_there else f'missing: pip install "dsokr[{extra}]"')
     _print(as_json, options.Result({**facts, "devices": devices, "extras": extras}, [table]))
 
 
@@ -202,7 +172,7 @@ def _notes() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Say]:
+def _progress(quiet: bool) -> Iterator[options.Say]:
     """Yield a function that prints lines on standard error: passing ones in place in a terminal, rarely in a log."""
     console, printed = Console(stderr=True, quiet=quiet), time.monotonic()
     status = Status("", console=console)

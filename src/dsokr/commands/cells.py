@@ -192,7 +192,8 @@ def _reason(parse: Callable[[Any], Any], cell: Any) -> str:
 
 
 def _is_numbers(text: str) -> bool:
-    return not _reason(parse_numbers, text)
+    reason = _reason(parse_numbers, text)
+    return not reason or "too large" in reason
 
 
 def _resembles_numbers(text: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Generator
 
 from dsokr import __version__, decoders, kernels, losses, networks, regressors, selection, sketches
@@ -56,8 +57,8 @@ def fit(options: FitOptions, problems: Problems, say: Say) -> Result:
         except Exception as error:
             if not (draft / "last.ckpt").exists():
                 _clear(draft)
-            if "inline_container" in str(error):  # torch's writer of checkpoints
-                raise InputError(f"A checkpoint cannot be written to {draft}. Is the disk full?") from error
+            if isinstance(error, SafetensorError) or "inline_container" in str(error):  # the writer of checkpoints
+                raise InputError(f"{draft} or {out} cannot be written. Is the disk full? ({error})") from error
             raise
         _clear(draft)
     facts = {"model": str(out), "report": str(out / "report.html"), **predictor.facts}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
+from dsokr.commands.cells import suggest
 from dsokr.errors import InputError
 
 Say = Callable[..., None]  # prints a line; with ``passing=True`` one that the next replaces
@@ -32,6 +32,7 @@ RuleName = StrEnum("RuleName", ["kernel", "projected", "cosine"])
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Folder = Annotated[Path, typer.Argument(help="Folder of a model made by `dsokr fit`.")]
 Column = Annotated[str | None, typer.Option(help="Column of the candidates, if it is not clear.")]
+CANDIDATES = typer.Option("--candidates", "--index", help="A table, a .smi list, or an index of `dsokr embed`.")
 Rule = Annotated[RuleName | None, typer.Option(help="How candidates are scored.")]
 NOT_IN_CONFIG = {"config", "restart", "as_json"}
 
@@ -49,7 +50,9 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     for key, value in values.items():
         name, items = key.replace("-", "_"), value if isinstance(value, list) else [value]
         if name not in types:
-            raise InputError(f"{path}: there is no option {key!r}. It may hold {', '.join(types)}.")
+            raise InputError(
+                f"{path}: there is no option {key!r}.{suggest(name, types)} Choose from {', '.join(types)}."
+            )
         if "Path" in str(types[name]) or (name == "encoder" and (path.parent / str(value)).is_dir()):
             items = [path.parent / str(item) for item in items]
         context.default_map[name] = list(map(str, items)) if types[name] == list[str] else ",".join(map(str, items))
@@ -67,7 +70,10 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(Options):
-    """What is "auto" or None is chosen from the data."""
+    """Train on your own table of inputs and outputs. Interrupt with Ctrl-C; run the same command to resume.
+
+    What is not given is chosen from the data, and said.
+    """
 
     train: Annotated[Path, typer.Option(help="Table of pairs: CSV, TSV, JSON lines, Parquet.")]
     input: Annotated[list[str], typer.Option("--input", "--input-columns", help="Inputs: x, or a,b,c, or x*.")]
@@ -97,13 +103,12 @@ class FitOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(Options):
+    """Predict the outputs of a table of inputs; with candidates, rank them for each input."""
+
     model: Folder
     inputs: Annotated[Path, typer.Argument(help="Table with the columns of the inputs in training.")]
     out: Annotated[Path, typer.Option(help="Table to write: .csv, .tsv, .jsonl or .parquet.")]
-    candidates: Annotated[
-        Path | None,
-        typer.Option("--candidates", "--index", help="A table, a .smi list, or an index of `dsokr embed`."),
-    ] = None
+    candidates: Annotated[Path | None, CANDIDATES] = None
     candidates_column: Column = None
     top: Annotated[int | None, typer.Option(min=1, help="Candidates for each input; 10 by default.")] = None
     rule: Rule = None
@@ -111,7 +116,16 @@ class PredictOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankOptions(PredictOptions):
+    """Rank your own candidates for every input of a table."""
+
+    candidates: Annotated[Path, CANDIDATES] = field()  # must be given
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(Options):
+    """Compare predictions with the right answers of a table."""
+
     model: Folder
     test: Annotated[Path, typer.Argument(help="Table of pairs, with the columns of training.")]
     candidates: Annotated[Path | None, typer.Option(help="Rank the right answers among these.")] = None
@@ -120,6 +134,8 @@ class EvaluateOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(Options):
+    """Write what was trained, how good it is and what it answers as one HTML page."""
+
     model: Folder
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html")
     test: Annotated[Path | None, typer.Option(help="Table of pairs to test on, with the columns of training.")] = None
@@ -127,6 +143,8 @@ class ReportOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions(Options):
+    """Embed a library of candidates once, to search it many times. Interrupt with Ctrl-C; run it again to resume."""
+
     model: Folder
     library: Annotated[Path, typer.Argument(help="Candidates: a table, a .smi list, or lines; compressed or not.")]
     out: Annotated[Path, typer.Option(help="Folder for the index.")]
@@ -136,15 +154,3 @@ class EmbedOptions(Options):
     recall: Annotated[float, typer.Option(help="Share of the 10 best that hnsw and ivfpq must find.")] = 0.95
     candidates_column: Column = None
     restart: Annotated[bool, typer.Option("--restart", help="Discard the index in the folder.")] = False
-
-
-def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the fields of a dataclass as its parameters."""
-    types, signature = get_type_hints(options, include_extras=True), inspect.signature(options)
-    parameters = [parameter.replace(annotation=types[name]) for name, parameter in signature.parameters.items()]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # typer reads it
-        return command
-
-    return decorate

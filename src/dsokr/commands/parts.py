@@ -20,6 +20,7 @@ from dsokr.errors import InputError
 from dsokr.estimator import DSOKR
 from dsokr.graphs import Graph
 from dsokr.kernels import Kernel
+from dsokr.outputs import count
 from dsokr.regressors import Neural, Training
 from dsokr.saving import parse_expression
 
@@ -125,7 +126,10 @@ def make_model(
     options: FitOptions, network: Any, output: OutputKind, kernel: Kernel, ys: Any, validates: bool
 ) -> DSOKR:
     """Put the parts together; the size of the sketch is chosen later."""
-    decoder, training = choose_decoder(options.decoder, output, kernel, ys), choose_training(options, network, len(ys))
+    decoder, training = (
+        choose_decoder(options.decoder, output, kernel, ys),
+        choose_training(options, network, count(ys)),
+    )
     loss: losses.Loss = losses.Squared()
     if isinstance(output, Molecule) and isinstance(decoder, Candidates):  # their rank counts as well as their distance
         loss, training = losses.Ranked(), replace(training, monitor="mrr" if validates else "loss")
