@@ -104,27 +104,6 @@ def test_open_rule_must_be_chosen(basis):
         Candidates().decode(basis, torch.zeros(1, basis.dim), EmbeddedOutputs(basis, vectors(3)))
 
 
-def test_ranks_count_ties_half():
-    scores = torch.tensor([[-1.0, -2.0, -1.0, -1.0], [0.0, 0.0, 0.0, 0.0], [4.0, 3.0, 2.0, 1.0]])
-    assert metrics.ranks(scores, torch.tensor([0, 1, 3])).tolist() == [2.0, 2.5, 4.0]
-    summary = metrics.retrieval(scores, torch.tensor([0, 1, 3]))
-    assert summary["mrr"] == pytest.approx((1 / 2 + 1 / 2.5 + 1 / 4) / 3)
-    assert summary["hits@1"] == 0.0 and summary["hits@10"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: metrics.ranks(torch.zeros(3), torch.zeros(3)), "take scores"),
-        (lambda: metrics.ranks(torch.tensor([[0.0], [torch.nan]]), torch.zeros(2)), "NaN in row 1"),
-        (lambda: metrics.f1([[1, 0]], [[1]]), "two \\(n, d\\) matrices"),
-    ],
-)
-def test_metrics_refuse(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
-
-
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_of_equal_candidates_the_first_wins(k, basis, monkeypatch):
     monkeypatch.setattr("dsokr.decoders.embedded.BLOCK", 4)
@@ -153,12 +132,6 @@ def test_coefficients_of_any_kind(basis):
     expected = Candidates("kernel").decode(basis, z, known).scores
     for same in (z.numpy(), z.tolist(), z.clone().requires_grad_()):
         assert torch.equal(Candidates("kernel").decode(basis, same, known).scores, expected)
-
-
-def test_the_true_candidate_must_be_one():
-    for wrong in (-1, 3):
-        with pytest.raises(InputError, match=f"one of the 3, counted from 0. Got {wrong} in row 1"):
-            metrics.ranks(torch.zeros(2, 3), torch.tensor([0, wrong]))
 
 
 @pytest.mark.parametrize("rows", [scan._Rows, scan._SortedRows])

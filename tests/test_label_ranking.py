@@ -7,14 +7,13 @@ import scipy.stats
 import torch
 from torch import nn
 
-from studies.data.label_ranking import LabelRanking, label_ranking, read
 from dsokr.errors import InputError
-from studies import label_ranking as experiment
 from dsokr.losses import Squared
-from dsokr.metrics import kendall_tau
 from dsokr.regressors.networks import MLP, built, outputs_of
 from dsokr.regressors.training import Pairs, Training, standardized, train
 from real_data import real_data
+from studies import label_ranking as experiment
+from studies.data.label_ranking import LabelRanking, label_ranking, read
 
 CPU = torch.device("cpu")
 
@@ -82,19 +81,6 @@ def test_the_real_data(name, n, d, k):
     assert data.X.shape[0] == n and (d is None or data.X.shape[1] == d)
     np.testing.assert_array_equal(np.sort(data.rankings, axis=1), np.tile(np.arange(k), (n, 1)))
     assert np.isfinite(data.X).all()
-
-
-@pytest.mark.parametrize("top", [5, 100], ids=["with ties", "hardly any ties"])
-def test_kendall_tau_is_scipys(top):
-    a, b = np.random.default_rng(0).integers(0, top, size=(2, 40, 6))
-    expected = [scipy.stats.kendalltau(x, y).statistic for x, y in zip(a, b, strict=True)]
-    np.testing.assert_allclose(kendall_tau(a, torch.from_numpy(b)).numpy(), expected, atol=1e-12)
-
-
-def test_kendall_tau_without_order_is_undefined_and_of_other_shapes_refused():
-    assert kendall_tau([[0, 0, 0]], [[0, 1, 2]]).isnan().all()
-    with pytest.raises(InputError, match=r"Got \(1, 3\) and \(1, 2\)"):
-        kendall_tau([[0, 1, 2]], [[0, 1]])
 
 
 def generated(n: int = 120) -> LabelRanking:

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from studies.data.files import Source
-from studies.data.ocr_letters import WrittenWords, generate, ocr_letters, read, rearranged
 from dsokr.errors import InputError
+from real_data import real_data
 from studies import strings as study
 from studies import strings_report as report
+from studies.data.files import Source
+from studies.data.ocr_letters import WrittenWords, generate, ocr_letters, read, rearranged
 from studies.results import read_rows
-from dsokr.metrics import char_error, levenshtein, word_accuracy
-from real_data import real_data
 
 module = sys.modules["studies.data.ocr_letters"]
 
@@ -76,30 +75,6 @@ def test_rearranged_words_are_the_same_letters():
     known = {image.tobytes(): letter for image, letter in zip(data.letter_images(), "".join(data.words), strict=True)}
     for image, letter in zip(made.letter_images(), "".join(made.words), strict=True):
         assert known[image.tobytes()] == letter
-
-
-def recursive(a: str, b: str) -> int:
-    """Levenshtein's distance as it is defined."""
-    if not a or not b:
-        return len(a) + len(b)
-    substituted = recursive(a[1:], b[1:]) + (a[0] != b[0])
-    return min(substituted, recursive(a[1:], b) + 1, recursive(a, b[1:]) + 1)
-
-
-def test_metrics_of_strings():
-    rng = np.random.default_rng(0)
-    pairs = [["".join(rng.choice(list("abc"), size=rng.integers(6))) for _ in range(2)] for _ in range(60)]
-    for a, b in pairs:
-        assert levenshtein(a, b) == recursive(a, b)
-    predicted, true = zip(*pairs, strict=True)
-    assert char_error(predicted, true) == sum(recursive(a, b) for a, b in pairs) / len("".join(true))
-    assert word_accuracy(predicted, true) == np.mean(np.array(predicted) == np.array(true))
-    with pytest.raises(InputError, match="Got 1 and 2"):
-        char_error(["a"], ["a", "b"])
-    with pytest.raises(InputError, match="letters. Got none"):
-        char_error(["a"], [""])
-    with pytest.raises(InputError, match="at least one. Got 0 and 0"):
-        word_accuracy([], [])
 
 
 def test_splits_are_those_of_their_protocol():

@@ -1,13 +1,13 @@
-"""The compiled search behind ``edit_distance``: depth-first branch and bound over the mappings of one pair.
+"""The compiled search behind ``edit_distance``: depth-first branch and bound over the mappings of one pair of graphs.
 
-With unit costs some cheapest edit path maps every node of the smaller graph to a node of the larger one (to map a
-node never costs more than to delete it and to insert another), so the search space is the injections. Nodes of the
-smaller graph are called rows, those of the larger one columns.
+With unit costs some cheapest edit path maps every node of the smaller graph to a node of the larger one (mapping a node
+never costs more than deleting it and inserting another), so the search space is the injections. Nodes of the smaller
+graph are called rows, those of the larger one columns.
 
-At a partial mapping, what is still to pay is relaxed to an assignment problem. A row i on a column j costs: its
-label; its edges to mapped nodes, exactly; and half of what the labels of its other edges cannot agree on, half
-because such an edge is seen from both of its ends. The optimum is a lower bound, the assignment itself is a mapping
-and so an upper bound, and the reduced costs bound every child before it is visited. All costs are counted in halves.
+At a partial mapping, the remaining cost is relaxed to an assignment problem. A row i on a column j costs its label; its
+edges to mapped nodes, exactly; and half of what the labels of its other edges cannot agree on, half because such an
+edge is seen from both ends. The optimum is a lower bound; the assignment itself is a mapping, hence an upper bound; the
+reduced costs bound every child before it is visited. All costs are counted in halves.
 """
 
 from typing import NamedTuple
@@ -15,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsokr.compute import compiled
+from dsokr.compute import compiled, inlined
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 DEPTH, PAID, BEST = 0, 1, 2  # positions in Partial.tally
 FAR = 1 << 60
-SLICE = 1 << 22  # entries of matrices that a slice of search goes through
+SLICE = 1 << 22  # matrix entries that a slice of search visits
 
 
 class Graphs(NamedTuple):
@@ -53,13 +53,13 @@ class Partial(NamedTuple):
     taken: Flags
     anchored: Integers  # cost of a row on a column: label, and edges to mapped nodes
     insertion: Integers  # cost of a column that no row takes: node, edges to mapped nodes, and half of the others
-    row_open: Integers  # edges to nodes that are not mapped, by label; in column 0 all of them
+    row_open: Integers  # number of edges to unmapped nodes by label; in column 0 all of them
     column_open: Integers
-    tally: Integers  # number of mapped rows, what was paid for them, best distance known
+    tally: Integers  # number of mapped rows, cost paid for them, best distance known
 
 
 class Assignment(NamedTuple):
-    """An assignment problem over the unmapped rows and columns, its solution, and room to work."""
+    """An assignment problem over the unmapped rows and columns, its solution, and work space."""
 
     row: Integers
     column: Integers
@@ -73,90 +73,61 @@ class Assignment(NamedTuple):
     scanned: Flags
 
 
-class Choices(NamedTuple):
-    """By depth: the row that is mapped there and the columns it has still to try, best last."""
-
-    row: Integers
-    column: Integers
-    bound: Integers  # below this choice, in halves
-    left: Integers
-
-
 class Search(NamedTuple):
-    """A search under way. It can be stopped and continued."""
+    """The state of a search."""
 
     pair: Pair
     partial: Partial
     relaxed: Assignment
-    choices: Choices
+    row: Integers  # by depth: the row that is mapped there
+    bound: Integers  # by depth and column, in halves: bound below that choice, FAR if not worth a try
 
 
 @compiled
-def first_slices(left: Graphs, right: Graphs, start: int, found: Integers) -> None:  # found: (pairs, 2)
-    """Lower and upper bounds for the pairs from ``start`` on after one slice of search each.
-
-    They are equal for nearly all small graphs.
-    """
+def search_briefly(left: Graphs, right: Graphs, start: int, found: Integers) -> None:  # found: (pairs, 2)
+    """Bound the distances of the pairs from ``start`` on by one slice of search each, exact for most small graphs."""
     for at in range(len(found)):
         search = begin(left, right, start + at)
         advance(search)
-        found[at, 0], found[at, 1] = known(search)
+        found[at, 0], found[at, 1] = read_bounds(search)
 
 
 @compiled
 def begin(left: Graphs, right: Graphs, at: int) -> Search:
-    """The search for the distance of the graphs at that position. A side with one graph repeats it."""
-    g, h = at % (left.offsets.size - 1), at % (right.offsets.size - 1)
-    one, other = _dense(left, g), _dense(right, h)
+    """Begin the search for the distance of the graphs at that position. A side with one graph repeats it."""
+    one, other = _dense(left, at % (left.offsets.size - 1)), _dense(right, at % (right.offsets.size - 1))
     small, large = (one, other) if one[0].size <= other[0].size else (other, one)
-    pair = Pair(small[0], small[1], large[0], large[1], _twins(large[0], large[1]))
+    pair = Pair(small[0], small[1], large[0], large[1], _find_twins(large[0], large[1]))
     n, m = small[0].size, large[0].size
-    partial = _empty_mapping(pair, left.kinds)
+    rows, columns, scanned = np.empty((3, n), np.int64), np.empty((5, m), np.int64), np.empty(m, np.bool_)
+    cost, bound = np.empty((n, m), np.int64), np.empty((n + 1, m), np.int64)
     relaxed = Assignment(
-        np.empty(n, np.int64),
-        np.empty(m, np.int64),
-        np.empty((n, m), np.int64),
-        np.empty(n, np.int64),
-        np.empty(m, np.int64),
-        np.empty(n, np.int64),
-        np.empty(m, np.int64),
-        np.empty(m, np.int64),
-        np.empty(m, np.int64),
-        np.empty(m, np.bool_),
+        rows[0], columns[0], cost, rows[1], columns[1], rows[2], columns[2], columns[3], columns[4], scanned
     )
-    levels = n + 1
-    choices = Choices(
-        np.empty(levels, np.int64),
-        np.empty((levels, m), np.int64),
-        np.empty((levels, m), np.int64),
-        np.zeros(levels, np.int64),
-    )
-    _expand(pair, partial, relaxed, choices)
-    return Search(pair, partial, relaxed, choices)
+    search = Search(pair, _empty_mapping(pair, left.kinds), relaxed, np.empty(n + 1, np.int64), bound)
+    _expand(search)
+    return search
 
 
 @compiled
 def advance(search: Search) -> bool:
     """Search one slice further. True when nothing is left to search."""
-    pair, partial, relaxed, choices = search
-    n, m = partial.anchored.shape
+    n, m = search.partial.anchored.shape
     for _ in range(1 + SLICE // (n * n * m + 1)):
-        if not _descend(pair, partial, choices):
+        if not _descend(search):
             return True
-        _expand(pair, partial, relaxed, choices)
+        _expand(search)
     return False
 
 
 @compiled
-def known(search: Search) -> tuple[int, int]:
-    """The bounds on the distance established so far."""
-    choices, tally = search.choices, search.partial.tally
-    lower = tally[BEST]
-    for depth in range(tally[DEPTH] + 1):
-        left = choices.left[depth]
-        if left:
-            lower = min(lower, _whole(choices.bound[depth, left - 1]))
-    return lower, tally[BEST]
+def read_bounds(search: Search) -> tuple[int, int]:
+    """The lower and upper bound on the distance established so far."""
+    best, lower = search.partial.tally[BEST], FAR
+    for bounds in search.bound[: search.partial.tally[DEPTH] + 1]:
+        for bound in bounds:
+            lower = min(lower, bound)
+    return min(best, _round_up(lower)), best
 
 
 @compiled
@@ -170,23 +141,19 @@ def _dense(graphs: Graphs, g: int) -> tuple[Integers, Integers]:
 
 
 @compiled
-def _twins(labels: Integers, edges: Integers) -> Integers:
-    """For every node the first one with the same label and the same neighbours; often the node itself."""
+def _find_twins(labels: Integers, edges: Integers) -> Integers:
+    """Find for every node the first one with the same label and the same neighbours; often the node itself."""
     twin = np.arange(labels.size)
     for j in range(labels.size):
         for k in range(j):
-            if twin[k] == k and labels[k] == labels[j] and _same_neighbours(edges, j, k):
-                twin[j] = k
-                break
+            if twin[k] == k and labels[k] == labels[j]:
+                differences = 0
+                for other in range(labels.size):
+                    differences += edges[j, other] != edges[k, other]
+                if differences == 2 * (edges[j, k] != 0):  # an edge between the two does not count
+                    twin[j] = k
+                    break
     return twin
-
-
-@compiled
-def _same_neighbours(edges: Integers, j: int, k: int) -> bool:
-    for other in range(len(edges)):  # noqa: SIM110 - compiled code has no any() over generators
-        if other != j and other != k and edges[j, other] != edges[k, other]:
-            return False
-    return True
 
 
 @compiled
@@ -196,43 +163,47 @@ def _empty_mapping(pair: Pair, kinds: int) -> Partial:
     for i in range(n):
         for j in range(m):
             anchored[i, j] = 0 if pair.row_labels[i] == pair.column_labels[j] else 2
-    row_open, column_open = _edges_by_label(pair.row_edges, kinds), _edges_by_label(pair.column_edges, kinds)
+    row_open, column_open = _count_edges(pair.row_edges, kinds), _count_edges(pair.column_edges, kinds)
     unmapped, taken = np.full(n, -1, np.int64), np.zeros(m, np.bool_)
     return Partial(unmapped, taken, anchored, 2 + column_open[:, 0], row_open, column_open, np.array([0, 0, FAR]))
 
 
 @compiled
-def _edges_by_label(edges: Integers, kinds: int) -> Integers:  # (nodes, 1 + kinds)
+def _count_edges(edges: Integers, kinds: int) -> Integers:  # (nodes, 1 + kinds)
+    """Count the edges of every node by label; in column 0 all of them."""
     count = np.zeros((len(edges), 1 + kinds), np.int64)
     for i in range(len(edges)):
-        for k in range(len(edges)):
-            if edges[i, k]:
-                count[i, edges[i, k]] += 1
+        for label in edges[i]:
+            if label:
+                count[i, label] += 1
                 count[i, 0] += 1
     return count
 
 
 @compiled
-def _descend(pair: Pair, partial: Partial, choices: Choices) -> bool:
-    """Map the next row that can still lead to something better, going back as far as needed. False when none can."""
-    tally = partial.tally
+def _descend(search: Search) -> bool:
+    """Map the next row that can still lead to something better, backtracking as needed. False when none can."""
+    tally = search.partial.tally
     while True:
         depth = tally[DEPTH]
-        last = choices.left[depth] - 1
-        if last >= 0 and _whole(choices.bound[depth, last]) < tally[BEST]:
-            choices.left[depth] = last
-            _map(pair, partial, choices.row[depth], choices.column[depth, last], 1)
+        bounds, best = search.bound[depth], 0
+        for j in range(1, bounds.size):
+            if bounds[j] < bounds[best]:
+                best = j
+        if bounds.size and _round_up(bounds[best]) < tally[BEST]:
+            bounds[best] = FAR
+            _map(search.pair, search.partial, search.row[depth], best, 1)
             return True
-        choices.left[depth] = 0
+        bounds[:] = FAR
         if depth == 0:
             return False
-        row = choices.row[depth - 1]
-        _map(pair, partial, row, partial.column[row], -1)
+        row = search.row[depth - 1]
+        _map(search.pair, search.partial, row, search.partial.column[row], -1)
 
 
 @compiled
 def _map(pair: Pair, partial: Partial, row: int, column: int, sign: int) -> None:
-    """Put the row on the column (sign = 1) or take it back (sign = -1)."""
+    """Put the row on the column (sign = 1) or remove it (sign = -1)."""
     partial.column[row] = column if sign > 0 else -1
     partial.taken[column] = sign > 0
     partial.tally[DEPTH] += sign
@@ -255,45 +226,43 @@ def _map(pair: Pair, partial: Partial, row: int, column: int, sign: int) -> None
 
 
 @compiled
-def _expand(pair: Pair, partial: Partial, relaxed: Assignment, choices: Choices) -> None:
-    """Bound the distance below the current mapping from both sides, and list the choices worth a try."""
+def _expand(search: Search) -> None:
+    """Bound the distance below the current mapping from both sides, and the choices worth a try."""
+    pair, partial, relaxed = search.pair, search.partial, search.relaxed
     tally = partial.tally
-    choices.left[tally[DEPTH]] = 0
+    search.bound[tally[DEPTH]] = FAR
     halves = _relax(partial, relaxed)
-    if _whole(halves) >= tally[BEST]:
-        return
-    tally[BEST] = min(tally[BEST], _completed(pair, partial, relaxed))
-    if _whole(halves) < tally[BEST]:
-        _branch(pair.twin, partial, relaxed, choices, halves)
+    if _round_up(halves) < tally[BEST]:
+        tally[BEST] = min(tally[BEST], _complete(pair, partial, relaxed))
+    if _round_up(halves) < tally[BEST]:
+        search.row[tally[DEPTH]] = _branch(pair.twin, partial, relaxed, search.bound[tally[DEPTH]], halves)
 
 
-@compiled
-def _whole(halves: int) -> int:
-    return (halves + 1) // 2  # a distance is an integer, so a bound is rounded up
+@inlined
+def _round_up(halves: int) -> int:
+    return (halves + 1) // 2  # a distance is an integer
 
 
 @compiled
 def _relax(partial: Partial, relaxed: Assignment) -> int:
     """The lower bound below the current mapping, in halves."""
-    n, m = partial.anchored.shape
     rows, columns, halves = 0, 0, partial.tally[PAID]
-    for i in range(n):
+    for i in range(partial.column.size):
         if partial.column[i] < 0:
             relaxed.row[rows] = i
             rows += 1
-    for j in range(m):
+    for j in range(partial.taken.size):
         if not partial.taken[j]:
             relaxed.column[columns] = j
             columns += 1
-            halves += partial.insertion[j]  # every column is inserted, and the assignment takes that back
-    kinds = partial.row_open.shape[1]
+            halves += partial.insertion[j]  # every column is inserted; the assignment subtracts those it takes
     for r in range(rows):
         i = relaxed.row[r]
         for c in range(columns):
             j = relaxed.column[c]
             cost = partial.anchored[i, j] - partial.insertion[j]
             cost += max(partial.row_open[i, 0], partial.column_open[j, 0])
-            for kind in range(1, kinds):
+            for kind in range(1, partial.row_open.shape[1]):
                 cost -= min(partial.row_open[i, kind], partial.column_open[j, kind])
             relaxed.cost[r, c] = cost
     return halves + _solve(relaxed, rows, columns)
@@ -303,11 +272,11 @@ def _relax(partial: Partial, relaxed: Assignment) -> int:
 def _solve(problem: Assignment, rows: int, columns: int) -> int:
     """The least cost of giving each row a column of its own, by shortest augmenting paths. Needs rows ≤ columns.
 
-    Columns left over have price 0 and the others at most 0, which keeps reduced costs valid as bounds.
+    Columns left over have price 0 and the others at most 0, so that reduced costs are valid bounds.
     """
-    cost, row_of = problem.cost, problem.row_of
+    cost, row_of, column_of = problem.cost, problem.row_of, problem.column_of
     problem.column_price[:columns] = 0
-    problem.column_of[:rows] = -1
+    column_of[:rows] = -1
     row_of[:columns] = -1
     for r in range(rows):
         best = 0
@@ -316,21 +285,20 @@ def _solve(problem: Assignment, rows: int, columns: int) -> int:
                 best = c
         problem.row_price[r] = cost[r, best]
         if row_of[best] < 0:
-            row_of[best] = r
-            problem.column_of[r] = best
+            row_of[best], column_of[r] = r, best
     total = 0
     for r in range(rows):
-        if problem.column_of[r] < 0:
+        if column_of[r] < 0:
             _augment(problem, r, columns)
     for r in range(rows):
-        total += cost[r, problem.column_of[r]]
+        total += cost[r, column_of[r]]
     return total
 
 
 @compiled
 def _augment(problem: Assignment, free: int, columns: int) -> None:
-    """Give a free row a column along the cheapest path on which other rows move over."""
-    last = _cheapest_path(problem, free, columns)
+    """Give a free row a column along the cheapest alternating path."""
+    last = _find_path(problem, free, columns)
     reach = problem.distance[last]
     problem.row_price[free] += reach
     for c in range(columns):
@@ -340,14 +308,13 @@ def _augment(problem: Assignment, free: int, columns: int) -> None:
     while last >= 0:
         before = problem.before[last]
         row = free if before < 0 else problem.row_of[before]
-        problem.row_of[last] = row
-        problem.column_of[row] = last
+        problem.row_of[last], problem.column_of[row] = row, last
         last = before
 
 
 @compiled
-def _cheapest_path(problem: Assignment, free: int, columns: int) -> int:
-    """Dijkstra's search over reduced costs from a free row; the free column at which it ends."""
+def _find_path(problem: Assignment, free: int, columns: int) -> int:
+    """Search from a free row by Dijkstra's algorithm over reduced costs; return the free column where it ends."""
     distance, scanned = problem.distance, problem.scanned
     distance[:columns] = FAR
     scanned[:columns] = False
@@ -359,79 +326,58 @@ def _cheapest_path(problem: Assignment, free: int, columns: int) -> int:
                 continue
             through = reach + _reduced(problem, row, c)
             if through < distance[c]:
-                distance[c] = through
-                problem.before[c] = last
+                distance[c], problem.before[c] = through, last
             if nearest < 0 or distance[c] < distance[nearest]:
                 nearest = c
-        last = nearest
-        reach = distance[last]
+        last, reach = nearest, distance[nearest]
         scanned[last] = True
         row = problem.row_of[last]
     return last
 
 
-@compiled
+@inlined
 def _reduced(problem: Assignment, r: int, c: int) -> int:
     return problem.cost[r, c] - problem.row_price[r] - problem.column_price[c]
 
 
 @compiled
-def _completed(pair: Pair, partial: Partial, relaxed: Assignment) -> int:
+def _complete(pair: Pair, partial: Partial, relaxed: Assignment) -> int:
     """The distance along the current mapping, completed by the assignment."""
     n, m = partial.anchored.shape
     column = partial.column.copy()
     for r in range(n - partial.tally[DEPTH]):
         column[relaxed.row[r]] = relaxed.column[relaxed.column_of[r]]
     distance = m - n
-    for j in range(m):  # every edge of the larger graph is inserted, but for the pairs that come below
+    for j in range(m):  # every edge of the larger graph is inserted, except for the pairs below
         for k in range(j):
             distance += pair.column_edges[j, k] != 0
     for i in range(n):
         distance += pair.row_labels[i] != pair.column_labels[column[i]]
         for k in range(i):
-            there = pair.column_edges[column[i], column[k]]
-            distance += (pair.row_edges[i, k] != there) - (there != 0)
+            edge = pair.column_edges[column[i], column[k]]
+            distance += (pair.row_edges[i, k] != edge) - (edge != 0)
     return distance
 
 
 @compiled
-def _branch(twin: Integers, partial: Partial, relaxed: Assignment, choices: Choices, halves: int) -> None:
-    """Choose the row with the fewest columns worth a try and list these, best last."""
-    depth, best = partial.tally[DEPTH], partial.tally[BEST]
-    rows, columns = partial.column.size - depth, partial.taken.size - depth
+def _branch(twin: Integers, partial: Partial, relaxed: Assignment, bounds: Integers, halves: int) -> int:
+    """Choose the row with the fewest columns worth a try, and write the bounds of these."""
+    best = partial.tally[BEST]
+    rows, columns = partial.column.size - partial.tally[DEPTH], partial.taken.size - partial.tally[DEPTH]
     chosen, fewest, most = 0, FAR, 0
     for r in range(rows):
         count, excess = 0, 0
         for c in range(columns):
             more = _reduced(relaxed, r, c)
             excess += more
-            count += _whole(halves + more) < best
+            count += _round_up(halves + more) < best
         if count < fewest or (count == fewest and excess > most):
             chosen, fewest, most = r, count, excess
-    choices.row[depth] = relaxed.row[chosen]
+    seen = relaxed.scanned
+    seen[:] = False
     for c in range(columns):
-        bound = halves + _reduced(relaxed, chosen, c)
-        if _whole(bound) < best and _first_twin(twin, partial.taken, relaxed.column[c]):
-            choices.left[depth] = _insert(
-                choices.column[depth], choices.bound[depth], choices.left[depth], relaxed.column[c], bound
-            )
-
-
-@compiled
-def _first_twin(twin: Integers, taken: Flags, column: int) -> bool:
-    """Whether no twin of the column that comes before it is free: of exchangeable columns one is enough."""
-    for other in range(twin[column], column):  # noqa: SIM110 - as above
-        if twin[other] == twin[column] and not taken[other]:
-            return False
-    return True
-
-
-@compiled
-def _insert(columns: Integers, bounds: Integers, count: int, column: int, bound: int) -> int:
-    """Keep the list sorted, largest bound first. Its new length."""
-    at = count
-    while at > 0 and bounds[at - 1] <= bound:
-        columns[at], bounds[at] = columns[at - 1], bounds[at - 1]
-        at -= 1
-    columns[at], bounds[at] = column, bound
-    return count + 1
+        bound, j = halves + _reduced(relaxed, chosen, c), relaxed.column[c]
+        if _round_up(bound) < best and not seen[twin[j]]:  # one of the exchangeable columns is enough
+            bounds[j] = bound
+        seen[twin[j]] = True
+    return relaxed.row[chosen]
