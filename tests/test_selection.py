@@ -4,10 +4,11 @@ import torch
 
 from dsokr import kernels, metrics, sketches
 from dsokr.basis import sketch_basis
-from studies.data.synthetic import LeastSquares
 from dsokr.errors import InputError
-from dsokr.selection import SizeCurve, choose_size, leverage_scores, perfect_h, plot_sizes
+from dsokr.selection import SizeCurve, choose_size, leverage_scores, perfect_h
 from implementations import SKETCHES, Case, names, vectors
+from studies.data.synthetic import LeastSquares
+from studies.plots import plot_sizes
 
 
 def low_rank(n: int, rank: int, generator) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from dsokr.basis import SketchedSpan, check_generator, sketch_span
 from dsokr.decoders import Candidates, EmbeddedOutputs
-from dsokr.errors import InputError, import_extra
+from dsokr.errors import InputError
 from dsokr.kernels import Kernel
 from dsokr.outputs import Form, Outputs, canonical, count, distinct, take
 from dsokr.rules import Rule
@@ -141,26 +141,3 @@ def choose_size(curve: SizeCurve, tolerance: float = 0.01) -> int:
         raise InputError(f"Sizes are compared by finite values. Got {curve.mean()[at]:g} at size {curve.sizes[at]}.")
     good = curve.shortfall() <= tolerance
     return curve.sizes[int(good.nonzero()[0])]
-
-
-def plot_sizes(curve: SizeCurve, chosen: int | None = None, label: str = "value", axes: Any = None) -> Any:
-    """Plot the curve, its spread over replicates and the chosen size; returns the matplotlib axes."""
-    axes = (
-        import_extra("matplotlib.pyplot", "plots").subplots(figsize=(5, 3.4), layout="constrained")[1]
-        if axes is None
-        else axes
-    )
-    mean = curve.mean()
-    axes.plot(curve.sizes, mean, marker="o", markersize=3)
-    axes.fill_between(curve.sizes, curve.values.amin(dim=0), curve.values.amax(dim=0), alpha=0.2)
-    if chosen is not None:
-        axes.axvline(chosen, color="grey", linestyle="--", linewidth=1)
-        axes.annotate(
-            f"m = {chosen}",
-            (chosen, 0.5),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, 0),
-            textcoords="offset points",
-        )
-    axes.set(xlabel="sketch size m", ylabel=f"Perfect h: {label}")
-    return axes
