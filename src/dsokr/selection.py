@@ -79,7 +79,7 @@ def perfect_h(
     replicates: int = 1,
     device: torch.device | str = "cpu",
 ) -> SizeCurve:
-    """*Perfect h*: use the true coordinates ψ̃(y) in place of the regressor's, and measure how well each sketch size does.
+    """*Perfect h*: use the true coordinates ψ̃(y) in place of predicted ones, and measure how well each size does.
 
     Without a metric the value is the mean of ‖h(x) − ψ(y)‖², the residual of the validation outputs. With a metric,
     coordinates are decoded among ``candidates`` (default: the distinct training outputs) and the value is
