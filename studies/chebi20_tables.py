@@ -75,18 +75,6 @@ def select_whole(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["n_train"] == most]
 
 
-def tabulate_learning_curve(folder: Path) -> list[Row]:
-    """For every encoder with several sizes of training set: the metrics by size, of the first seed."""
-    rows = read_rows(folder / "models.jsonl")
-    whole = select_whole(rows)
-    cut = {(row["encoder"], row["method"], row["epochs"]) for row in rows if row not in whole}
-    curve = [r for r in rows if r["seed"] == 0 and (r["encoder"], r["method"], r.get("epochs")) in cut]
-    return [
-        {"encoder": row["encoder"], "n_train": row["n_train"]} | row["metrics"]
-        for row in sorted(curve, key=lambda row: row["n_train"])
-    ]
-
-
 def tabulate_perfect_h(folder: Path) -> dict[tuple[str, str], dict[int, Row]]:
     """For every kernel and sketch, by size: the metrics by the rule with the best reciprocal rank there."""
     groups = group_rows(read_rows(folder / "perfect_h.jsonl"), lambda row: (row["kernel"], row["sketch"]))

@@ -46,7 +46,7 @@ from studies.label_ranking_methods import (
     make_folds,
 )
 from studies.plots import pyplot, save_figure
-from studies.results import Columns, Row, format_cell, format_spread, group_rows, mean_and_sd, read_rows
+from studies.results import Columns, Row, format_spread, group_rows, mean_and_sd, read_rows
 from studies.study import Session, Stopwatch, Study
 
 KERNELS: dict[str, tuple[Kernel, Decoder]] = {  # each with the decoder that searches all rankings
@@ -250,32 +250,6 @@ def tabulate(folder: Path) -> list[Row]:
 
 def list_datasets(rows: list[Row]) -> list[str]:
     return [name for name in DATASETS if any(name in row for row in rows)]
-
-
-def emphasize(rows: list[Row]) -> list[Row]:
-    """The table as texts: the goals on top, and the best value of every data set in bold."""
-    table = [{"model": "goal"} | {name: f"{goal:.2f}" for name, goal in GOALS.items()}]
-    for row in rows:
-        texts = {name: format_cell(row, COLUMNS[name]) for name in list_datasets([row])}
-        best = [name for name in texts if row[name][0] == max(other[name][0] for other in rows if name in other)]
-        table.append({"model": row["model"]} | texts | {name: f"**{texts[name]}**" for name in best})
-    return table
-
-
-def tabulate_recipes(folder: Path) -> list[Row]:
-    """The share of folds in which a recipe was among those chosen, with the Kemeny kernel, by data set."""
-    rows = [r for r in read_rows(folder / "models.jsonl") if (r["method"], r["decoder"]) == ("dsokr", "Kemeny")]
-    table = []
-    for recipe in RECIPES:
-        network, t = recipe.network, recipe.training
-        shape = f"{network.hidden}, {network.activation}" if network.hidden else "linear"
-        shares = {
-            name: sum(row["chosen"].get(str(recipe), 0) for row in own)
-            / sum(len(row["metrics"]["by_fold"]) for row in own)
-            for name, own in group_rows(rows, lambda row: row["dataset"]).items()
-        }
-        table.append({"network": f"{shape}; rate {t.learning_rate:g}, decay {t.weight_decay:g}"} | shares)
-    return table
 
 
 def draw(folder: Path, image: Path) -> Path:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -319,34 +318,6 @@ def draw(folder: Path, image: Path) -> Path:
     grid[0].set_ylabel("GED with edge labels")
     grid[0].legend(frameon=False)
     return save_figure(figure, image)
-
-
-def draw_predictions(folder: Path, image: Path, count: int = 8) -> Path:
-    """Test molecules of the last split, small to large: every method's prediction and its distance, and the truth."""
-    from dsokr import chem  # RDKit is needed here only
-
-    rows = {identify_method(row): row["metrics"] for row in read_rows(folder / "predictions.jsonl")}
-    truth = rows["truth", None, None]
-    names = {method: name for method, name in METHODS.items() if method in rows and "few" not in name}
-    molecules, legends = [], []
-    last = len(truth["graphs"]) - 1
-    for i in sorted({round(k * last / max(1, count - 1)) for k in range(count)}):
-        true = _read_graph(truth["graphs"][i])
-        for method, name in names.items():
-            predicted = _read_graph(rows[method]["graphs"][i])
-            molecules.append(predicted)
-            short = name.replace("DSOKR, ", "").replace("Sketched ", "").replace("sum of kernels", "sum")
-            legends.append(f"{short}: {edit_distance(predicted, [true]).item():g}")
-        molecules.append(true)
-        legends.append(f"true: {truth['smiles'][i]}")
-    image.parent.mkdir(parents=True, exist_ok=True)
-    image.write_bytes(chem.draw_png(molecules, legends, columns=len(names) + 1, size=(200, 190)))
-    return image
-
-
-def _read_graph(plain: list[Any]) -> Graph:
-    labels, edges = plain
-    return Graph(tuple(labels), tuple(map(tuple, edges)))
 
 
 STUDY = Study("smi2mol", {"full": (FULL,), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw)
