@@ -1,8 +1,8 @@
-"""Molecules: graphs from and to SMILES and RDKit, and pictures of them. The only module that imports RDKit.
+"""Molecules: graphs from and to SMILES and RDKit, fingerprints, and drawings. The only module that imports RDKit.
 
 A molecule is a :class:`Graph` of its heavy atoms in Kekulé form, as the paper prepares QM9: nodes are labelled with
-atomic numbers, edges with bond orders 1, 2, 3. Hydrogens, charges and stereochemistry are left out; where a molecule
-is made from a graph, hydrogens fill the valences and an atom with more bonds than its valence is charged, against a
+atomic numbers, edges with bond orders 1, 2, 3. Hydrogens, charges and stereochemistry are left out. When a graph is
+converted to a molecule, hydrogens fill the valences; an atom with more bonds than its valence is charged, against a
 neighbour that can give up its only hydrogen (nitro groups, azides, isonitriles and N-oxides come out neutral).
 """
 
@@ -15,57 +15,51 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from dsokr.errors import InputError, MissingExtraError
+from dsokr.errors import InputError, import_extra
 from dsokr.graphs import Graph
 
-try:
-    from rdkit import Chem
-    from rdkit.Chem import rdDepictor, rdFingerprintGenerator
-    from rdkit.Chem.Draw import rdMolDraw2D
-    from rdkit.rdBase import BlockLogs
-except ImportError as error:
-    raise MissingExtraError("RDKit", "chem") from error
+Chem = import_extra("rdkit.Chem", "chem")
+rdDepictor = import_extra("rdkit.Chem.rdDepictor", "chem")
+rdFingerprintGenerator = import_extra("rdkit.Chem.rdFingerprintGenerator", "chem")
+rdMolDraw2D = import_extra("rdkit.Chem.Draw.rdMolDraw2D", "chem")
+BlockLogs = import_extra("rdkit.rdBase", "chem").BlockLogs  # RDKit would print its own messages beside ours
 
 BONDS = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
 ORDERS = {bond: order for order, bond in BONDS.items()}
 CHARGES = (0, 1, -1)  # tried in this order
-HANDS = ("", "R", "S", "r", "s")  # of stereocentres, as RDKit may name them
+HANDS = ("", "R", "S", "r", "s")  # RDKit's names of the handedness of a stereocentre
 
 
 def graph(smiles: str) -> Graph:
-    """The graph of a molecule written as SMILES.
+    """Return the graph of a molecule.
 
     >>> graph("OC=O")
     Graph(labels=(8, 6, 8), edges=((0, 1, 1), (1, 2, 2)))
     """
-    with BlockLogs():  # RDKit would write its own message to stderr beside ours
-        return from_mol(_parsed(smiles))
+    with BlockLogs():
+        return from_mol(_parse(smiles))
 
 
 def graphs(smiles: Sequence[str]) -> list[Graph]:
-    """The graphs of many molecules."""
-    made = []
-    with BlockLogs():
-        for index, text in enumerate(smiles):
-            mol = _parsed(text, f" at index {index}")
-            with _naming(f"Molecule {text!r} at index {index}"):
-                made.append(from_mol(mol))
-    return made
+    """Return the graphs of many molecules."""
+    found = []
+    for index, mol in enumerate(_parse_all(smiles)):
+        with _prefix_errors(f"Molecule {smiles[index]!r} at index {index}"):
+            found.append(from_mol(mol))
+    return found
 
 
 def canonical(smiles: Sequence[str], stereo: bool = False) -> list[str]:
-    """The canonical SMILES of many molecules, without stereochemistry unless it is wanted.
+    """Return the canonical SMILES of many molecules, with or without stereochemistry.
 
     >>> canonical(["OCC", "F/C=C/F"])
     ['CCO', 'FC=CF']
     """
-    with BlockLogs():
-        mols = (_parsed(text, f" at index {index}") for index, text in enumerate(smiles))
-        return [Chem.MolToSmiles(mol, isomericSmiles=stereo) for mol in mols]
+    return [Chem.MolToSmiles(mol, isomericSmiles=stereo) for mol in _parse_all(smiles)]
 
 
 def smiles(graph: Graph) -> str:
-    """The canonical SMILES of a molecule.
+    """Return the canonical SMILES of a graph.
 
     >>> smiles(Graph((8, 6, 8), ((0, 1, 1), (1, 2, 2))))
     'O=CO'
@@ -75,19 +69,19 @@ def smiles(graph: Graph) -> str:
 
 
 def many_smiles(graphs: Sequence[Graph]) -> list[str]:
-    """The canonical SMILES of many molecules."""
-    made = []
+    """Return the canonical SMILES of many graphs."""
+    found = []
     for index, item in enumerate(graphs):
-        with _naming(f"Graph at index {index}"):
-            made.append(smiles(item))
-    return made
+        with _prefix_errors(f"Graph at index {index}"):
+            found.append(smiles(item))
+    return found
 
 
 def fingerprints(smiles: Sequence[str], radius: int = 3, chirality: bool = True) -> sp.csr_array:  # (n, 2³²)
-    """Morgan fingerprints: how often every neighbourhood of an atom up to ``radius`` bonds occurs in a molecule.
+    """Return Morgan fingerprints: how often each atom environment of up to ``radius`` bonds occurs in each molecule.
 
-    Nothing is folded: a column is a neighbourhood's own 32-bit identifier, so molecules have columns in common only for
-    neighbourhoods in common. :class:`dsokr.kernels.Tanimoto` compares them.
+    They are not folded: a column is the 32-bit identifier of an environment, so molecules share columns only for
+    environments in common. :class:`dsokr.kernels.Tanimoto` compares them.
 
     >>> fingerprints(["CCO", "OCC", "CCN"], radius=1).sum(axis=1)
     array([6., 6., 6.])
@@ -96,111 +90,106 @@ def fingerprints(smiles: Sequence[str], radius: int = 3, chirality: bool = True)
         raise InputError(f"The radius of a fingerprint must not be negative. Got {radius}.")
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=radius, includeChirality=chirality)
     indptr, columns, counts = [0], [], []
-    with BlockLogs():
-        for index, text in enumerate(smiles):
-            found = generator.GetSparseCountFingerprint(_parsed(text, f" at index {index}")).GetNonzeroElements()
-            columns.extend(found.keys())
-            counts.extend(found.values())
-            indptr.append(len(columns))
+    for mol in _parse_all(smiles):
+        found = generator.GetSparseCountFingerprint(mol).GetNonzeroElements()
+        columns.extend(found.keys())
+        counts.extend(found.values())
+        indptr.append(len(columns))
     parts = np.array(counts, np.float64), np.array(columns, np.int64), np.array(indptr, np.int64)
     return sp.csr_array(parts, shape=(len(indptr) - 1, 2**32))
 
 
 def environments(smiles: Sequence[str], radius: int = 1) -> list[np.ndarray]:  # each (atoms, radius + 1)
-    """The Morgan identifiers of every atom's neighbourhoods of 0, 1, … bonds, without chirality.
+    """Return the Morgan identifiers of every atom's environments of 0, 1, … bonds, without chirality.
 
-    Neighbourhoods that cover the same bonds count once, so an atom may lack one: −1 stands there.
+    Environments that cover the same bonds count once, so that an atom may lack one: −1 marks it.
 
     >>> environments(["CO"], radius=0)[0].shape
     (2, 1)
     """
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=radius)
-    made = []
-    with BlockLogs():
-        for index, text in enumerate(smiles):
-            mol, seen = _parsed(text, f" at index {index}"), rdFingerprintGenerator.AdditionalOutput()
-            seen.AllocateBitInfoMap()
-            generator.GetSparseCountFingerprint(mol, additionalOutput=seen)
-            found = np.full((mol.GetNumAtoms(), radius + 1), -1, np.int64)
-            for identifier, places in seen.GetBitInfoMap().items():
-                for atom, bonds in places:
-                    found[atom, bonds] = identifier
-            made.append(found)
-    return made
+    found = []
+    for mol in _parse_all(smiles):
+        output = rdFingerprintGenerator.AdditionalOutput()
+        output.AllocateBitInfoMap()
+        generator.GetSparseCountFingerprint(mol, additionalOutput=output)
+        identifiers = np.full((mol.GetNumAtoms(), radius + 1), -1, np.int64)
+        for identifier, places in output.GetBitInfoMap().items():
+            for atom, bonds in places:
+                identifiers[atom, bonds] = identifier
+        found.append(identifiers)
+    return found
 
 
 def matches(smiles: Sequence[str], pattern: str) -> np.ndarray:  # (n,)
-    """How often a SMARTS pattern occurs in each molecule.
+    """Count the occurrences of a SMARTS pattern in each molecule.
 
     >>> matches(["CCO", "OCCO"], "[OX2H1]")
     array([1, 2])
     """
     with BlockLogs():
         query = Chem.MolFromSmarts(pattern)
-        if query is None:
-            raise InputError(f"Could not parse {pattern!r} as SMARTS.")
-        mols = (_parsed(text, f" at index {index}") for index, text in enumerate(smiles))
-        return np.array([len(mol.GetSubstructMatches(query)) for mol in mols], np.int64)
+    if query is None:
+        raise InputError(f"Could not parse {pattern!r} as SMARTS.")
+    return np.array([len(mol.GetSubstructMatches(query)) for mol in _parse_all(smiles)], np.int64)
 
 
 def stereo_graphs(smiles: Sequence[str]) -> list[Graph]:
-    """Molecules as they are written: charges, aromatic bonds, explicit hydrogens, handedness (R, S) and sides (E, Z)
-    are part of the labels, which mean nothing but that different ones differ. Isotopes and radicals are not told apart.
+    """Return graphs whose labels also encode charge, aromaticity, explicit hydrogens and stereochemistry (R/S, E/Z).
+
+    The labels have no other meaning than to differ where molecules do. Isotopes and radicals are not encoded.
 
     >>> left, right = stereo_graphs(["C[C@H](N)O", "C[C@@H](N)O"])
     >>> left.edges == right.edges, left.labels == right.labels
     (True, False)
     """
-    made = []
-    with BlockLogs():
-        for index, text in enumerate(smiles):
-            mol = _parsed(text, f" at index {index}")
-            atoms = tuple(
-                (atom.GetAtomicNum() * 256 + atom.GetFormalCharge() + 128) * 8 + HANDS.index(_handedness(atom))
-                for atom in mol.GetAtoms()
-            )
-            bonds = tuple(
-                (bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), int(bond.GetBondType()) * 8 + int(bond.GetStereo()))
-                for bond in mol.GetBonds()
-            )
-            made.append(Graph(atoms, bonds))
-    return made
+    return [
+        Graph(
+            tuple(_encode_atom(atom) for atom in mol.GetAtoms()),
+            tuple((*_ends(bond), int(bond.GetBondType()) * 8 + int(bond.GetStereo())) for bond in mol.GetBonds()),
+        )
+        for mol in _parse_all(smiles)
+    ]
 
 
-def _handedness(atom: Any) -> str:
-    return atom.GetProp("_CIPCode") if atom.HasProp("_CIPCode") else ""
+def _encode_atom(atom: Any) -> int:
+    hand = atom.GetProp("_CIPCode") if atom.HasProp("_CIPCode") else ""
+    return (atom.GetAtomicNum() * 256 + atom.GetFormalCharge() + 128) * 8 + HANDS.index(hand)
+
+
+def _ends(bond: Any) -> tuple[int, int]:
+    return bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
 
 
 def from_mol(mol: Any) -> Graph:
-    """The graph of an RDKit molecule, which is left as it is."""
+    """Return the graph of an RDKit molecule, which stays unchanged."""
     mol = Chem.Mol(mol)
     Chem.Kekulize(mol, clearAromaticFlags=True)
     if any(atom.GetAtomicNum() == 1 for atom in mol.GetAtoms()):
         mol = Chem.RemoveAllHs(mol, sanitize=False)
     if not mol.GetNumAtoms():
         raise InputError("A molecule needs an atom other than hydrogen.")
-    edges = []
     for bond in mol.GetBonds():
         if bond.GetBondType() not in ORDERS:
             raise InputError(f"A molecule has single, double and triple bonds. Got one of type {bond.GetBondType()}.")
-        edges.append((bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), ORDERS[bond.GetBondType()]))
-    return Graph(tuple(atom.GetAtomicNum() for atom in mol.GetAtoms()), tuple(edges))
+    edges = tuple((*_ends(bond), ORDERS[bond.GetBondType()]) for bond in mol.GetBonds())
+    return Graph(tuple(atom.GetAtomicNum() for atom in mol.GetAtoms()), edges)
 
 
 def to_mol(graph: Graph) -> Any:
-    """The RDKit molecule of a graph, sanitised. Refused if an atom has more bonds than its ions could have."""
-    mol = _unchecked(graph)
+    """Return the sanitised RDKit molecule of a graph, or refuse an atom with more bonds than its ions could have."""
+    mol = _build_mol(graph)
     for atom in mol.GetAtoms():
-        _charge(atom)
+        _set_charge(atom)
     for atom in mol.GetAtoms():
         if atom.GetFormalCharge() > 0:
-            _balance(atom)
+            _balance_charge(atom)
     Chem.SanitizeMol(mol)
     return mol
 
 
-def _charge(atom: Any) -> None:
-    """The charge with which the atom can have its bonds."""
+def _set_charge(atom: Any) -> None:
+    """Give the atom the first charge that allows its bonds."""
     for charge in CHARGES:
         atom.SetFormalCharge(charge)
         if not atom.HasValenceViolation():
@@ -209,7 +198,8 @@ def _charge(atom: Any) -> None:
     raise InputError(f"Atom {atom.GetIdx()} ({atom.GetSymbol()}) cannot have bonds of total order {order}.")
 
 
-def _balance(cation: Any) -> None:
+def _balance_charge(cation: Any) -> None:
+    """Charge a terminal neighbour with one hydrogen negatively, if there is one."""
     ends = [n for n in cation.GetNeighbors() if n.GetDegree() == 1 and n.GetTotalNumHs() == 1]
     neutral = [n for n in ends if n.GetFormalCharge() == 0]
     if neutral:
@@ -223,12 +213,12 @@ def draw(
     columns: int = 5,
     size: tuple[int, int] = (220, 180),
 ) -> str:
-    """Graphs or SMILES drawn in a grid, as SVG text. Graphs that are no valid molecules are drawn as they are.
+    """Draw graphs or SMILES in a grid, as SVG text. Graphs that are not valid molecules are drawn unchanged.
 
     >>> draw(["CCO", Graph((6, 8), ((0, 1, 2),))], legends=["predicted", "true"]).startswith("<?xml")
     True
     """
-    return _drawn(rdMolDraw2D.MolDraw2DSVG, molecules, legends, columns, size).GetDrawingText()
+    return _draw_grid(rdMolDraw2D.MolDraw2DSVG, molecules, legends, columns, size)
 
 
 def draw_png(
@@ -238,48 +228,51 @@ def draw_png(
     columns: int = 5,
     size: tuple[int, int] = (220, 180),
 ) -> bytes:
-    """The same picture as PNG."""
-    return _drawn(rdMolDraw2D.MolDraw2DCairo, molecules, legends, columns, size).GetDrawingText()
+    """Draw the same grid as PNG."""
+    return _draw_grid(rdMolDraw2D.MolDraw2DCairo, molecules, legends, columns, size)
 
 
-def _drawn(
-    canvas: Any,
-    molecules: Sequence[Graph | str],
-    legends: Sequence[str] | None,
-    columns: int,
-    size: tuple[int, int],
+def _draw_grid(
+    canvas: Any, molecules: Sequence[Graph | str], legends: Sequence[str] | None, columns: int, size: tuple[int, int]
 ) -> Any:
     if not len(molecules):
         raise InputError("There is nothing to draw: molecules is empty.")
     if legends is not None and len(legends) != len(molecules):
         raise InputError(f"Every molecule needs a legend. Got {len(legends)} legends for {len(molecules)} molecules.")
-    mols = [_drawable(item, index) for index, item in enumerate(molecules)]
+    mols = [_place_atoms(item, index) for index, item in enumerate(molecules)]
     width, height = size
     across = min(columns, len(mols))
     down = -(-len(mols) // across)
     drawing = canvas(across * width, down * height, width, height)
-    drawing.drawOptions().prepareMolsBeforeDrawing = False  # it would refuse what is not a valid molecule
+    drawing.drawOptions().prepareMolsBeforeDrawing = False  # it would refuse invalid molecules
     drawing.DrawMolecules(mols, legends=None if legends is None else list(legends))
     drawing.FinishDrawing()
-    return drawing
+    return drawing.GetDrawingText()
 
 
-def _drawable(item: Graph | str, index: int) -> Any:
-    with BlockLogs(), _naming(f"Molecule at index {index}"):
-        mol = _parsed(item) if isinstance(item, str) else _unchecked(item)
-        Chem.FastFindRings(mol)  # which side of a double bond to draw on depends on the rings
+def _place_atoms(item: Graph | str, index: int) -> Any:
+    with BlockLogs(), _prefix_errors(f"Molecule at index {index}"):
+        mol = _parse(item) if isinstance(item, str) else _build_mol(item)
+        Chem.FastFindRings(mol)  # rings decide on which side of a double bond its second line is drawn
         rdDepictor.Compute2DCoords(mol)
         return mol
 
 
-def _parsed(text: str, where: str = "") -> Any:
+def _parse(text: str, where: str = "") -> Any:
     mol = Chem.MolFromSmiles(text) if isinstance(text, str) and text.strip() else None
     if mol is None:
         raise InputError(f"Could not parse {text!r}{where} as a molecule.")
     return mol
 
 
-def _unchecked(graph: Graph) -> Any:
+def _parse_all(smiles: Sequence[str]) -> Iterator[Any]:
+    with BlockLogs():
+        for index, text in enumerate(smiles):
+            yield _parse(text, f" at index {index}")
+
+
+def _build_mol(graph: Graph) -> Any:
+    """Return the RDKit molecule of a graph without checking valences."""
     mol = Chem.RWMol()
     for label in graph.labels:
         if not 0 <= label <= 118:
@@ -294,8 +287,8 @@ def _unchecked(graph: Graph) -> Any:
 
 
 @contextmanager
-def _naming(item: str) -> Iterator[None]:
-    """Errors inside say which item they are about."""
+def _prefix_errors(item: str) -> Iterator[None]:
+    """Start the messages of errors with the item they are about."""
     try:
         yield
     except InputError as error:
