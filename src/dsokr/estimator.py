@@ -84,7 +84,7 @@ class DSOKR(BaseEstimator):
     ):
         self.kernel = kernel
         self.sketch = sketch
-        self.regressor = regressor
+        self.regressor: Any = regressor
         self.decoder = decoder
         self.dim = dim
         self.random_state = random_state
@@ -126,7 +126,8 @@ class DSOKR(BaseEstimator):
         choices = self._choices()
         if len(choices) > 1 and held_out is not None:
             choices = (max(choices, key=partial(evaluate, fitted.predict(held_out[0]))),)
-        self.basis_, self.known_, self.regressor_ = basis, known, fitted
+        self.basis_, self.known_ = basis, known
+        self.regressor_: Any = fitted
         self.decoder_, self.history_ = choices[0], fitted.history
         return self
 
