@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
+from torch import device as Device
 
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, larger is better
-Score = Callable[[Tensor], float]  # coordinates of the validation inputs (n, p) -> a number, larger is better
+Score = Callable[[Tensor], float] | None  # coordinates of the validation inputs (n, p) -> a number, larger is better
 Monitor = Literal["loss", "mrr"] | Metric
 
 
@@ -21,6 +21,9 @@ class Targets(NamedTuple):
 
     coordinates: Tensor  # (n, p)
     residuals: Tensor  # (n,)
+
+
+Validation = tuple[Any, Targets] | None  # inputs and their targets
 
 
 @dataclass(frozen=True)
@@ -52,21 +55,12 @@ class Regressor(ABC):
 
     @abstractmethod
     def fit(
-        self,
-        X: Any,
-        targets: Targets,
-        validation: tuple[Any, Targets] | None = None,
-        *,
-        seed: int,
-        device: torch.device,
-        score: Score | None = None,
+        self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
     ) -> Fitted:
         """Learn from n inputs and their targets. ``score`` computes the monitor, unless that is the loss."""
 
     @abstractmethod
-    def restore(
-        self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: torch.device
-    ) -> Fitted:
+    def restore(self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: Device) -> Fitted:
         """Return what ``Fitted.state``, ``facts`` and ``write_files`` saved; the folder may not exist."""
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from dsokr.compute import seeded
 from dsokr.errors import InputError
 from dsokr.losses import Loss, Squared, as_loss
-from dsokr.regressors.base import Fitted, History, Monitor, Regressor, Score, Targets
+from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, Targets, Validation
 from dsokr.regressors.networks.base import (
     NetworkFactory,
     Standardized,
@@ -63,14 +63,7 @@ class Neural(Regressor):
         return self.training.monitor
 
     def fit(
-        self,
-        X: Any,
-        targets: Targets,
-        validation: tuple[Any, Targets] | None = None,
-        *,
-        seed: int,
-        device: torch.device,
-        score: Score | None = None,
+        self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
     ) -> FittedNetwork:
         loss, p = as_loss(self.loss), targets.coordinates.shape[1]
         network = build_network(self.network, p, X, seed)
@@ -84,7 +77,7 @@ class Neural(Regressor):
         return FittedNetwork(scaled, history)
 
     def restore(
-        self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: torch.device
+        self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: Device
     ) -> FittedNetwork:
         factory = self.network
         if folder.is_dir() and hasattr(factory, "from_files"):
@@ -94,7 +87,7 @@ class Neural(Regressor):
         network.load_state_dict(state)
         return FittedNetwork(network.to(device).eval(), History())
 
-    def _make_pairs(self, network: nn.Module, X: Any, targets: Targets, device: torch.device) -> TensorDataset:
+    def _make_pairs(self, network: nn.Module, X: Any, targets: Targets, device: Device) -> TensorDataset:
         where = device if self.training.keep_data_on_device else torch.device("cpu")
         coordinates, residuals = (part.float().to(where) for part in targets)
         return TensorDataset(prepare_inputs(network, X), coordinates, residuals)

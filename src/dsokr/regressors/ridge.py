@@ -14,7 +14,7 @@ from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
 from dsokr.errors import InputError, check_choice, check_number
 from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, as_outputs, blocks, count
-from dsokr.regressors.base import Fitted, History, Monitor, Regressor, Score, Targets
+from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, Targets, Validation
 from dsokr.saving import pack_outputs, unpack_outputs
 from dsokr.sketches import Full, SketchSpec
 
@@ -64,14 +64,7 @@ class KernelRidge(Regressor):
         return tuple(map(float, given)) if isinstance(given, tuple | list) else (float(given),)
 
     def fit(
-        self,
-        X: Any,
-        targets: Targets,
-        validation: tuple[Any, Targets] | None = None,
-        *,
-        seed: int,
-        device: torch.device,
-        score: Score | None = None,
+        self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
     ) -> FittedRidge:
         """Solve for every λ: O(n m p) time for the coordinates of n inputs, O(m² + m · block) memory."""
         if len(self.penalties) > 1 and validation is None:
@@ -88,7 +81,7 @@ class KernelRidge(Regressor):
         penalty = self.penalties[max(history.best_epoch - 1, 0)]
         return FittedRidge(basis, ridge.solve(ridge.cross, penalty), penalty, history)
 
-    def _compare(self, ridge: SketchedRidge, inputs: Tensor, targets: Targets, score: Score | None) -> History:
+    def _compare(self, ridge: SketchedRidge, inputs: Tensor, targets: Targets, score: Score) -> History:
         """Evaluate every λ on validation inputs, given by their coordinates in the input basis."""
         rows = []
         for number, penalty in enumerate(self.penalties, start=1):
@@ -101,7 +94,7 @@ class KernelRidge(Regressor):
         return History(rows, int(best["epoch"]))
 
     def restore(
-        self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: torch.device
+        self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: Device
     ) -> FittedRidge:
         anchors = unpack_outputs(facts["anchors"], "anchors", state)
         basis = SketchedBasis(self.kernel, anchors, state.get("sketch"), state["projection"])

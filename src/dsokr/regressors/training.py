@@ -97,7 +97,7 @@ def train(
     *,
     seed: int,
     device: torch.device,
-    score: Score | None = None,
+    score: Score = None,
 ) -> History:
     """Fit ``network`` in place and leave it in evaluation mode, on ``device``, with the best epoch's weights.
 
@@ -218,16 +218,10 @@ class _Regression(pl.LightningModule):
     """min over W of the mean of c(‖g_W(x) − ψ̃(y)‖² + residual(y))."""
 
     def __init__(
-        self,
-        network: nn.Module,
-        data: list[TensorDataset],
-        loss: Objective,
-        training: Training,
-        seed: int,
-        score: Score | None,
+        self, network: nn.Module, data: list[TensorDataset], loss: Objective, options: Training, seed: int, score: Score
     ):
         super().__init__()
-        self.network, self.loss, self.options, self.seed, self.score = network, loss, training, seed, score
+        self.network, self.loss, self.options, self.seed, self.score = network, loss, options, seed, score
         self.data = data  # to train on and, perhaps, to validate on
         lengths = call_optional(network, "lengths", data[0].tensors[0])
         self.lengths = None if lengths is None else lengths.cpu()
