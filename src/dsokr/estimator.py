@@ -249,7 +249,7 @@ class DSOKR(BaseEstimator):
         if isinstance(model.decoder, Candidates) and config["own_candidates"]:
             model.decoder = replace(model.decoder, outputs=form.restore(model.known_.outputs))
         if config["rule"] is not None and "decoder" not in given:
-            model.decoder = replace(model.decoder, rule=config["rule"])  # type: ignore[type-var, call-arg] # it has one
+            model.decoder = replace(model.decoder, rule=config["rule"])  # type: ignore[type-var] # it has one
         state = {name.removeprefix("regressor."): t for name, t in tensors.items() if name.startswith("regressor.")}
         regressor = _as_regressor(model.regressor)
         model.regressor_ = regressor.restore(state, config["regressor"], folder / "network", basis.dim, where)

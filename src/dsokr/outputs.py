@@ -110,6 +110,7 @@ def _nest(row: np.ndarray, item: str) -> Any:
 
 def canonical(ys: Any, name: str = "Y") -> tuple[Outputs, Form]:
     """Check a collection of outputs; return its canonical form, and what was given."""
+    outputs: Outputs
     if isinstance(ys, ViewBatch | GraphBatch):
         outputs, form = ys, Form("batch")
     elif isinstance(ys, Tensor):
