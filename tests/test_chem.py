@@ -5,8 +5,7 @@ import networkx as nx
 import pytest
 
 from dsokr.errors import InputError
-from dsokr.graphs import to_networkx
-from dsokr.graphs import Graph
+from dsokr.graphs import Graph, to_networkx
 
 pytest.importorskip("rdkit")
 

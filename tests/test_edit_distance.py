@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from studies.data.molecules import generate
 from dsokr.errors import DSOKRError, InputError
-from dsokr.graphs import GraphBatch
+from dsokr.graphs import Graph, GraphBatch
 from dsokr.metrics.edit_distance import EditDistanceTimeout, edit_distance, edit_distance_bounds
-from dsokr.graphs import Graph
+from studies.data.molecules import generate
 
 EMPTY, SINGLE = Graph(()), Graph((6,))
 

@@ -1,4 +1,4 @@
-"""Labelled graphs: one as plain data, many as flat arrays for compiled code, and conversions to other forms."""
+"""Labelled graphs: a graph as plain data, a batch of graphs as flat arrays, and conversions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dsokr.errors import InputError, import_extra
 class Graph:
     """An undirected graph with integer labels on nodes and edges: plain, hashable data.
 
-    ``labels[i]`` is the label of node i; an edge ``(i, j, label)`` has ``i < j``. Edges given the other way round are
-    turned and all are sorted, so that two graphs with the same numbering are equal however their edges were listed.
+    ``labels[i]`` is the label of node i. An edge is ``(i, j, label)`` with ``i < j``; edges given as (j, i) are
+    reversed and all are sorted, so that the order in which edges are listed does not matter for equality.
 
     >>> Graph(labels=(6, 8), edges=((1, 0, 2),))
     Graph(labels=(6, 8), edges=((0, 1, 2),))
@@ -50,7 +50,7 @@ class Graph:
 
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:  # (rows + 1,)
-    """Where rows of these lengths start.
+    """Return where rows of the given lengths start, and the total.
 
     >>> starts_of(np.array([2, 0, 3])).tolist()
     [0, 2, 2, 5]
@@ -59,7 +59,7 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:  # (rows + 1,)
 
 
 def gather(starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positions of the chosen rows' entries, one row after the other, and where each row then starts.
+    """Return the positions of all entries of the chosen rows, concatenated, and the new starts of the rows.
 
     >>> [a.tolist() for a in gather(np.array([0, 2, 2, 5]), np.array([2, 0]))]
     [[2, 3, 4, 0, 1], [0, 3, 5]]
@@ -71,13 +71,12 @@ def gather(starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 @dataclass(frozen=True, eq=False)
 class GraphBatch:
-    """Graphs side by side as one disconnected graph.
+    """Many graphs as one disconnected graph.
 
-    The nodes of graph g are ``offsets[g]`` to ``offsets[g + 1]``. Node i has label ``labels[i]``; its neighbours are
-    ``neighbors[indptr[i]:indptr[i + 1]]``, numbered through the whole batch, over edges labelled ``edge_labels`` at
-    the same places. Every kernel on graphs takes a batch wherever it takes a list of graphs: making one beforehand
-    saves the conversion when the same graphs are used again. A slice or an array of indices gives a batch, an integer
-    gives a :class:`Graph`.
+    The nodes of graph g are ``offsets[g]`` to ``offsets[g + 1]``. Node i has label ``labels[i]``; its neighbours, by
+    their numbers in the batch, are ``neighbors[indptr[i]:indptr[i + 1]]``, and ``edge_labels`` at the same positions
+    are the labels of the edges. Kernels on graphs take a batch or a list of graphs; a batch saves repeated conversion.
+    Indexing with a slice or an array gives a batch, with an integer a :class:`Graph`.
 
     >>> batch = GraphBatch.of([Graph((6, 8), ((0, 1, 2),)), Graph((7,))])
     >>> batch.labels, batch.degrees()
@@ -92,7 +91,7 @@ class GraphBatch:
 
     @staticmethod
     def of(graphs: GraphBatch | Sequence[Graph]) -> GraphBatch:
-        """The graphs as a batch; a batch is returned as it is. Takes about 2 µs a molecule of 9 atoms."""
+        """Return the graphs as a batch, or the batch itself. Takes about 2 µs per molecule of 9 atoms."""
         if isinstance(graphs, GraphBatch):
             return graphs
         try:
@@ -102,14 +101,14 @@ class GraphBatch:
             triples = chain.from_iterable(chain.from_iterable(g.edges for g in graphs))
             ends = np.fromiter(triples, np.int64, 3 * edges.sum()).reshape(-1, 3)
         except (AttributeError, TypeError, OverflowError) as error:
-            raise _first_unusable(graphs) from error
+            raise _explain(graphs) from error
         return GraphBatch.from_edges(nodes, labels, edges, ends)
 
     @staticmethod
     def from_edges(nodes: np.ndarray, labels: np.ndarray, edges: np.ndarray, ends: np.ndarray) -> GraphBatch:
-        """Graphs of so many ``nodes`` with ``labels``, and of so many ``edges``, the rows (i, j, label) of ``ends``.
+        """Build a batch from the numbers of nodes and edges of each graph, node labels, and edges (i, j, label).
 
-        The nodes i and j are numbered within each graph.
+        The rows of ``ends`` are the edges; i and j count the nodes of their graph.
         """
         offsets = starts_of(nodes)
         ends = ends.copy()
@@ -118,7 +117,7 @@ class GraphBatch:
 
     @staticmethod
     def joined(batches: Sequence[GraphBatch]) -> GraphBatch:
-        """All graphs of several batches, in order.
+        """Return all graphs of several batches, in order.
 
         >>> batch = GraphBatch.of([Graph((6, 8), ((0, 1, 2),)), Graph((7,))])
         >>> list(GraphBatch.joined([batch[1:], batch])) == [batch[1], batch[0], batch[1]]
@@ -162,27 +161,27 @@ class GraphBatch:
         return np.diff(self.indptr)
 
     def relabelled(self, labels: np.ndarray) -> GraphBatch:
-        """The same graphs with other node labels."""
+        """Return the same graphs with other node labels."""
         return replace(self, labels=labels)
 
     def induced(self, keep: np.ndarray) -> GraphBatch:
-        """In every graph the subgraph induced by the nodes with ``keep`` true. Graphs may become empty."""
-        number = starts_of(keep)  # new numbers of the nodes that stay
-        edge_stays = np.repeat(keep, self.degrees()) & keep[self.neighbors]
-        indptr = starts_of(edge_stays)[self.indptr]
+        """Return the subgraphs induced by the nodes in the mask ``keep``. Graphs may become empty."""
+        number = starts_of(keep)  # new numbers of the nodes
+        keep_edge = np.repeat(keep, self.degrees()) & keep[self.neighbors]
+        indptr = starts_of(keep_edge)[self.indptr]
         return GraphBatch(
             number[self.offsets],
             self.labels[keep],
             np.append(indptr[:-1][keep], indptr[-1]),
-            number[self.neighbors[edge_stays]],
-            self.edge_labels[edge_stays],
+            number[self.neighbors[keep_edge]],
+            self.edge_labels[keep_edge],
         )
 
 
-def _first_unusable(graphs: Sequence[Any]) -> InputError:
-    for index, graph in enumerate(graphs):
+def _explain(graphs: Sequence[Any]) -> InputError:
+    for at, graph in enumerate(graphs):
         if not isinstance(graph, Graph):
-            return InputError(f"Graph kernels take graphs. Got {type(graph).__name__} at index {index}.")
+            return InputError(f"All items must be of type Graph. Got {type(graph).__name__} at index {at}.")
     return InputError("Labels of nodes and edges must fit into 64 bits.")
 
 
@@ -207,22 +206,22 @@ def _adjacency(nodes: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
 
 
 def permuted(graph: Graph, order: Sequence[int]) -> Graph:
-    """The same graph with other numbers for its nodes: the new node i is the old node ``order[i]``.
+    """Return the same graph with renumbered nodes: the new node i is the old node ``order[i]``.
 
     >>> permuted(Graph((6, 8), ((0, 1, 2),)), [1, 0])
     Graph(labels=(8, 6), edges=((0, 1, 2),))
     """
     new = {old: i for i, old in enumerate(order)}
     if sorted(new) != list(range(len(graph.labels))) or len(order) != len(new):
-        raise InputError(f"order must hold each of the {len(graph.labels)} nodes once. Got {list(order)}.")
+        raise InputError(f"order must contain each of the {len(graph.labels)} nodes once. Got {list(order)}.")
     labels = tuple(graph.labels[old] for old in order)
     return Graph(labels, tuple((new[i], new[j], label) for i, j, label in graph.edges))
 
 
 def from_networkx(graph: Any, label: str = "label", edge_label: str | None = "label") -> Graph:
-    """A networkx graph with integer labels in the given attributes. Nodes are numbered in the graph's own order.
+    """Convert a networkx graph with integer labels in the given attributes. Nodes keep their order.
 
-    Without an ``edge_label`` all edges are labelled 1. Directed graphs, parallel edges and self-loops are refused.
+    Without ``edge_label`` all edges are labelled 1. Directed graphs, parallel edges and self-loops are refused.
     """
     if graph.is_directed() or graph.is_multigraph():
         raise InputError(f"A Graph is undirected and has no parallel edges. Got a networkx {type(graph).__name__}.")
@@ -242,7 +241,7 @@ def _label(values: dict[str, Any], name: str, owner: str) -> int:
 
 
 def to_networkx(graph: Graph) -> Any:
-    """A ``networkx.Graph`` with nodes 0, 1, … and the attribute ``label`` on nodes and edges.
+    """Convert to a ``networkx.Graph`` with nodes 0, 1, … and the attribute ``label`` on nodes and edges.
 
     >>> to_networkx(Graph((6, 8), ((0, 1, 2),))).edges(data=True)
     EdgeDataView([(0, 1, {'label': 2})])
@@ -254,7 +253,7 @@ def to_networkx(graph: Graph) -> Any:
 
 
 def from_adjacency(labels: Any, adjacency: Any) -> Graph:
-    """A graph from its node labels (n,) and the symmetric matrix (n, n) of its edge labels, 0 where there is no edge.
+    """Build a graph from node labels (n,) and the symmetric matrix (n, n) of edge labels, 0 where there is no edge.
 
     >>> from_adjacency([6, 8], [[0, 2], [2, 0]])
     Graph(labels=(6, 8), edges=((0, 1, 2),))
@@ -272,7 +271,7 @@ def from_adjacency(labels: Any, adjacency: Any) -> Graph:
 
 
 def to_adjacency(graph: Graph) -> tuple[np.ndarray, np.ndarray]:  # (n,), (n, n)
-    """Node labels, and the symmetric matrix of edge labels with 0 where there is no edge.
+    """Return the node labels and the symmetric matrix of edge labels, 0 where there is no edge.
 
     >>> to_adjacency(Graph((6, 8), ((0, 1, 2),)))[1].tolist()
     [[0, 2], [2, 0]]
@@ -280,6 +279,6 @@ def to_adjacency(graph: Graph) -> tuple[np.ndarray, np.ndarray]:  # (n,), (n, n)
     matrix = np.zeros((len(graph.labels), len(graph.labels)), np.int64)
     for i, j, label in graph.edges:
         if label == 0:
-            raise InputError(f"An edge labelled 0 cannot be told from none. Got one between nodes {i} and {j}.")
+            raise InputError(f"An edge labelled 0 would be lost in the matrix. Got one between nodes {i} and {j}.")
         matrix[i, j] = matrix[j, i] = label
     return np.array(graph.labels, np.int64), matrix

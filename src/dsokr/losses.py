@@ -1,8 +1,8 @@
 """Losses c(‖h(x) − ψ(y)‖²) on the distance in feature space.
 
-In the basis the distance splits into what the network can change and what it cannot,
-‖h(x) − ψ(y)‖² = ‖g(x) − ψ̃(y)‖² + residual(y). Every loss here is given the sum. For the square loss the residual only
-adds a constant; for all others leaving it out would change the minimiser.
+In the basis the distance splits into a part that depends on the network and one that does not,
+‖h(x) − ψ(y)‖² = ‖g(x) − ψ̃(y)‖² + residual(y). Every loss is applied to the sum. For the square loss the residual is an
+additive constant; for all others, omitting it would change the minimiser.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from dsokr.errors import InputError
+from dsokr.errors import InputError, check_number
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """What a network is trained for: a mean over a batch, whether of a distance or not. ``among`` is inherited."""
+    """What training minimises: a mean over a batch. A new objective defines ``mean`` and inherits ``among``."""
 
     @abstractmethod
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
-        """What is made small, for the outputs z of the network."""
+        """Return the objective for the outputs z of the network."""
 
     def among(self, targets: Tensor) -> Self:
-        """The objective of a training with these targets, for those that look at all of them."""
+        """Return the objective for training with these targets; for objectives that depend on all of them."""
         return self
 
 
@@ -37,10 +37,10 @@ class Loss(Objective, ABC):
 
     @abstractmethod
     def __call__(self, d2: Tensor) -> Tensor:
-        """c(d²), element by element."""
+        """Compute c(d²), element by element."""
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
-        """The mean of c(‖z_i − target_i‖² + residual_i) over a batch."""
+        """Return the mean of c(‖z_i − target_i‖² + residual_i)."""
         return self((z - target).square().sum(dim=1) + residual).mean()
 
 
@@ -67,8 +67,7 @@ class Huber(Loss):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.delta > 0:
-            raise InputError(f"Huber.delta must be positive. Got {self.delta}.")
+        check_number(self, "delta", "positive", self.delta > 0)
 
     def __call__(self, d2: Tensor) -> Tensor:
         far = d2.clamp(min=self.delta**2).sqrt()  # the clamp keeps the unused branch's gradient finite at d = 0
@@ -86,8 +85,7 @@ class EpsilonInsensitive(Loss):
     epsilon: float = 0.1
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise InputError(f"EpsilonInsensitive.epsilon must be positive. Got {self.epsilon}.")
+        check_number(self, "epsilon", "positive", self.epsilon > 0)
 
     def __call__(self, d2: Tensor) -> Tensor:
         return d2.clamp(min=self.epsilon**2).sqrt() - self.epsilon
@@ -95,25 +93,24 @@ class EpsilonInsensitive(Loss):
 
 @dataclass(frozen=True)
 class Ranked(Loss):
-    """A loss on the distance, and a loss on how the true output ranks among all the training outputs.
+    """A loss on the distance plus a contrastive loss: how the true output ranks among all training outputs.
 
-    Adds ``weight`` times −log(e^{s(x, y)/τ} / Σ e^{s(x, y')/τ}), the sum over y and all training outputs other than y,
-    with τ the ``temperature`` and s(x, y) = ⟨g(x), ψ̃(y)⟩ / (‖g(x)‖ ‖ψ̃(y)‖), the score by the rule "cosine". The basis
-    and the decoders stay as they are. All the outputs are there at every step because their coordinates are fixed:
-    n · p multiplications an input, little beside a deep network. Best with kernels that tell outputs apart well. The
-    lower the temperature, the more the closest rivals alone count: with many pairs and a strong network 0.02 is better.
+    Adds ``weight`` times −log(e^{s(x, y)/τ} / Σ e^{s(x, y')/τ}), with the sum over y and all other training outputs,
+    τ the ``temperature`` and s(x, y) = ⟨g(x), ψ̃(y)⟩ / (‖g(x)‖ ‖ψ̃(y)‖), the score of the rule "cosine". The basis and
+    the decoders do not change. Every step uses all outputs, as their coordinates are fixed: n · p multiplications per
+    input, little compared with a deep network. It works best with kernels that distinguish outputs well. A lower
+    temperature puts more weight on the closest rivals: with many pairs and a strong network use 0.02.
     """
 
     base: Loss = field(default_factory=Squared)
     weight: float = 1.0
     temperature: float = 0.05
-    others: Directions | None = field(default=None, repr=False, compare=False)  # None: those of the batch
+    others: Directions | None = field(default=None, repr=False, compare=False)  # None: the targets of the batch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", as_loss(self.base))
-        for name in ("weight", "temperature"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"Ranked.{name} must be positive. Got {getattr(self, name)}.")
+        check_number(self, "weight", "positive", self.weight > 0)
+        check_number(self, "temperature", "positive", self.temperature > 0)
 
     def __call__(self, d2: Tensor) -> Tensor:
         return self.base(d2)
@@ -122,10 +119,11 @@ class Ranked(Loss):
         return replace(self, base=self.base.among(targets), others=Directions.of(targets))
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
-        with torch.autocast(z.device.type, enabled=False):  # similar outputs would all look the same in 16 bits
+        with torch.autocast(z.device.type, enabled=False):  # 16 bits would make similar outputs equal
             return self.base.mean(z, target, residual) + self.weight * self.ranking(z.to(target.dtype), target)
 
     def ranking(self, z: Tensor, target: Tensor) -> Tensor:
+        """Return the contrastive loss alone."""
         true = Directions.of(target)
         others = true if self.others is None else self.others
         directions = F.normalize(z, dim=1) / self.temperature
@@ -136,14 +134,14 @@ class Ranked(Loss):
         return (scores.logsumexp(dim=1) - own).mean()
 
 
-SAME = 1e-7  # difference of traces up to which two outputs are one
+SAME = 1e-7  # difference of traces up to which two outputs are equal
 
 
 class Directions(NamedTuple):
-    """Outputs as unit vectors, and a number for each by which equal ones are found."""
+    """Outputs as unit vectors, and one number for each that identifies equal ones."""
 
     units: Tensor  # (n, p)
-    traces: Tensor  # (n,) float64: coordinates of the unit vectors along one random direction
+    traces: Tensor  # (n,) float64: inner products of the unit vectors with one random vector
 
     @staticmethod
     def of(targets: Tensor) -> Directions:
@@ -167,7 +165,7 @@ class Custom(Loss):
 
 
 def as_loss(loss: Objective | Callable[[Tensor], Tensor]) -> Objective:
-    """A loss or another objective as it is, or a plain function c of the squared distance as a loss."""
+    """Return an objective as it is, and a plain function c of the squared distance as a loss."""
     if isinstance(loss, Objective):
         return loss
     if not callable(loss):

@@ -1,7 +1,7 @@
 """Random sketches of a training set: R, an m × n matrix whose rows combine outputs.
 
 A sketch is drawn from a specification, ``SubSample(100).draw(n, generator)``, and holds only the non-zero columns of R.
-The scale of R never matters: the basis made from it depends on the span of its rows alone.
+The scale of R does not matter: the basis depends only on the span of the rows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
-from dsokr.errors import InputError
+from dsokr.errors import InputError, check_choice, check_integers, check_number
 
 Gram = Callable[[Tensor, Tensor], Tensor]  # positions (a,), (b,) -> the Gram matrix between them (a, b)
 
-CHUNK = 2**22  # entries of a random mask, or rows times columns of a Gram block, held at once
+CHUNK = 2**22  # entries of a random mask or of a Gram block that are held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +35,13 @@ class Sketch:
         return len(self.indices if self.weights is None else self.weights)
 
     def dense(self, n: int) -> Tensor:  # (m, n)
-        """R itself, for small n."""
+        """Return R as a matrix, for small n."""
         weights = torch.eye(len(self.indices), dtype=torch.float64) if self.weights is None else self.weights
         return torch.zeros(len(weights), n, dtype=torch.float64).index_add_(1, self.indices, weights)
 
 
 class SketchSpec(ABC):
-    """How to draw a sketch. Frozen; drawing is the only random step and takes its generator."""
+    """How to draw a sketch."""
 
     size: int | None
 
@@ -50,20 +50,15 @@ class SketchSpec(ABC):
         """Draw R for n outputs. ``gram`` gives kernel values between them, for sketches that depend on the outputs."""
 
     def _check(self, n: int) -> None:
-        if self.size is None:
-            return
-        name = type(self).__name__
-        if not isinstance(self.size, Integral):
-            raise InputError(f"{name}.size must be a whole number. Got {self.size!r}.")
-        if self.size < 1:
-            raise InputError(f"{name}.size must be at least 1. Got size={self.size}.")
-        if self.size > n:
+        check_integers(self, size=1)
+        if self.size is not None and self.size > n:
+            name = type(self).__name__
             raise InputError(f"{name}.size must be at most the number of outputs. Got size={self.size} and n={n}.")
 
 
 @dataclass(frozen=True)
 class Full(SketchSpec):
-    """R = I: every output is an anchor. Exact, and cubic in n.
+    """R = I: every output is an anchor. Exact; the cost is cubic in n.
 
     >>> Full().draw(3, torch.Generator()).indices.tolist()
     [0, 1, 2]
@@ -79,7 +74,7 @@ class Full(SketchSpec):
 class SubSample(SketchSpec):
     """Rows of the identity, drawn without replacement: the Nyström approximation.
 
-    ``probabilities`` (one per output, any positive scale) favours some outputs; None is uniform.
+    ``probabilities`` has one number per output, at any positive scale; None is uniform.
 
     >>> SubSample(2).draw(5, torch.Generator().manual_seed(0)).size
     2
@@ -92,7 +87,7 @@ class SubSample(SketchSpec):
         self._check(n)
         if self.probabilities is None:
             return Sketch(torch.randperm(n, generator=generator)[: self.size])
-        return Sketch(_weighted_order(_checked(self.probabilities, n, self.size), self.size, generator))
+        return Sketch(_sample(_check_probabilities(self.probabilities, n, self.size), self.size, generator))
 
 
 @dataclass(frozen=True)
@@ -113,10 +108,10 @@ class Gaussian(SketchSpec):
 
 @dataclass(frozen=True)
 class Sparsified(SketchSpec):
-    """p-sparsified sketch: an entry is non-zero with probability ``density``, and then a sign or a normal number.
+    """p-sparsified sketch: R_ij = B_ij S_ij / √(m · density) with B_ij ~ Bernoulli(density).
 
-    R_ij = B_ij S_ij / √(m · density), B_ij ~ Bernoulli(density). By default a row combines about twenty outputs,
-    whatever n is. Only the outputs that some row uses become anchors.
+    S_ij is a random sign (Rademacher) or standard normal. By default a row combines about twenty outputs, whatever n
+    is. Only the outputs that some row uses become anchors.
 
     >>> sketch = Sparsified(2, density=0.5).draw(6, torch.Generator().manual_seed(0))
     >>> bool((sketch.weights.abs() > 0).any(dim=0).all())
@@ -128,34 +123,33 @@ class Sparsified(SketchSpec):
     entries: Literal["rademacher", "gaussian"] = "rademacher"
 
     def __post_init__(self) -> None:
-        if self.density is not None and not 0 < self.density <= 1:
-            raise InputError(f"Sparsified.density must be in (0, 1]. Got {self.density}.")
-        if self.entries not in ("rademacher", "gaussian"):
-            raise InputError(f"Sparsified.entries must be 'rademacher' or 'gaussian'. Got {self.entries!r}.")
+        if self.density is not None:
+            check_number(self, "density", "in (0, 1]", 0 < self.density <= 1)
+        check_choice(self, "entries", ("rademacher", "gaussian"))
 
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
         self._check(n)
         density = min(1.0, 20 / n) if self.density is None else self.density
-        places = _bernoulli_places(self.size, n, density, generator)
+        places = _draw_places(self.size, n, density, generator)
         if not len(places):
-            raise InputError(f"Sparsified drew no entry at all with density={density:g} and n={n}: raise the density.")
+            raise InputError(f"Sparsified drew only zeros with density={density:g} and n={n}: use a larger density.")
         indices, column = torch.unique(places[:, 1], return_inverse=True)
         weights = torch.zeros(self.size, len(indices), dtype=torch.float64)
-        weights[places[:, 0], column] = self._values(len(places), generator) / math.sqrt(self.size * density)
+        weights[places[:, 0], column] = self._draw_values(len(places), generator) / math.sqrt(self.size * density)
         return Sketch(indices, weights)
 
-    def _values(self, count: int, generator: Generator) -> Tensor:
+    def _draw_values(self, count: int, generator: Generator) -> Tensor:
         if self.entries == "gaussian":
             return torch.randn(count, generator=generator, dtype=torch.float64)
-        return torch.randint(0, 2, (count,), generator=generator).double().mul_(2).sub_(1)
+        return _draw_signs(count, generator)
 
 
 @dataclass(frozen=True)
 class Hadamard(SketchSpec):
     """Randomised orthogonal system: rows of the Walsh–Hadamard matrix with random column signs.
 
-    H is of the next power of two N ≥ n, of which n columns are kept; its entry (i, j) is (−1)^popcount(i & j), so no
-    transform of a padded vector is needed. Rows are drawn without replacement.
+    The matrix has the next power of two N ≥ n rows and columns, of which the first n columns are used. Its entry (i, j)
+    is (−1)^popcount(i & j), so that no padded vector has to be transformed. Rows are drawn without replacement.
 
     >>> Hadamard(2).draw(3, torch.Generator().manual_seed(0)).weights.abs()
     tensor([[0.7071, 0.7071, 0.7071],
@@ -167,7 +161,7 @@ class Hadamard(SketchSpec):
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
         self._check(n)
         rows = torch.randperm(1 << (n - 1).bit_length(), generator=generator)[: self.size]
-        signs = torch.randint(0, 2, (n,), generator=generator).double().mul_(2).sub_(1)
+        signs = _draw_signs(n, generator)
         weights = torch.empty(self.size, n, dtype=torch.float64)
         columns = torch.arange(n)
         for row, line in zip(rows, weights, strict=True):
@@ -179,8 +173,8 @@ class Hadamard(SketchSpec):
 class LeverageSample(SketchSpec):
     """Outputs drawn without replacement with probability proportional to their approximate ridge leverage scores.
 
-    ``regularization`` is λ and ``pilot`` the number of outputs n_S from which the scores are approximated (None: √n);
-    see :func:`approximate_leverage`.
+    ``regularization`` is λ, and ``pilot`` the number n_S of outputs that approximate the scores (None: √n); see
+    :func:`approximate_leverage`.
     """
 
     size: int
@@ -190,10 +184,10 @@ class LeverageSample(SketchSpec):
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
         self._check(n)
         if gram is None:
-            raise InputError("LeverageSample depends on the outputs: draw it with `gram`, or through sketch_basis.")
+            raise InputError("LeverageSample depends on the outputs: pass `gram`, or use sketch_basis.")
         scores = approximate_leverage(gram, n, self.regularization, generator, pilot=self.pilot)
-        # a score of zero would make a draw of `size` outputs impossible when few outputs carry all the leverage
-        return Sketch(_weighted_order(scores + 1e-12 * scores.max() + 1e-300, self.size, generator))
+        # with scores of zero there might be fewer than `size` outputs to draw
+        return Sketch(_sample(scores + 1e-12 * scores.max() + 1e-300, self.size, generator))
 
 
 def approximate_leverage(
@@ -205,50 +199,52 @@ def approximate_leverage(
     pilot: int | None = None,
     probabilities: Tensor | None = None,
 ) -> Tensor:  # (n,)
-    """Ridge leverage scores of n outputs, approximated from a few of them (El Alaoui & Mahoney, 2015).
+    """Approximate the ridge leverage scores of n outputs from a few of them (El Alaoui & Mahoney, 2015).
 
-    The exact score of output i is [K (K + nλ I)⁻¹]_ii. Here K is replaced by B Bᵀ = C W⁺ Cᵀ, with C the columns of K
-    at n_S = ``pilot`` outputs drawn according to ``probabilities`` (None: uniformly) and W the rows of C at the same
-    places; then the score is b_iᵀ (BᵀB + nλ I)⁻¹ b_i. Cost O(n · n_S²), memory O(n · n_S).
+    The exact score of output i is [K (K + nλ I)⁻¹]_ii. Here K is replaced by B Bᵀ = C W⁺ Cᵀ, where C holds the columns
+    of K at n_S = ``pilot`` outputs drawn according to ``probabilities`` (None: uniformly) and W the rows of C at the
+    same outputs; then the score is b_iᵀ (BᵀB + nλ I)⁻¹ b_i. Cost O(n · n_S²), memory O(n · n_S).
     """
     if not regularization > 0:
         raise InputError(f"The regularisation of leverage scores must be positive. Got {regularization}.")
-    pilot = min(n, max(1, round(math.sqrt(n)))) if pilot is None else pilot
+    pilot = max(1, round(math.sqrt(n))) if pilot is None else pilot
     if not isinstance(pilot, Integral) or not 1 <= pilot <= n:
-        raise InputError(f"The pilot sample must have between 1 and n={n} outputs, a whole number. Got {pilot!r}.")
-    pilot = int(pilot)
-    uniform = torch.ones(n, dtype=torch.float64)
-    S = _weighted_order(uniform if probabilities is None else _checked(probabilities, n, pilot), pilot, generator)
-    everything = torch.arange(n)
+        raise InputError(f"The pilot sample must be an integer between 1 and n={n}. Got {pilot!r}.")
+    p = torch.ones(n) if probabilities is None else probabilities
+    S = _sample(_check_probabilities(p, n, int(pilot)), int(pilot), generator)
     values, vectors = torch.linalg.eigh(gram(S, S))
     keep = values > values[-1] * 1e-12
     root = vectors[:, keep] / values[keep].sqrt()  # W⁺ = root rootᵀ
-    B = torch.cat([gram(rows, S) @ root for rows in everything.split(max(1, CHUNK // pilot))])
+    B = torch.cat([gram(rows, S) @ root for rows in torch.arange(n).split(max(1, CHUNK // int(pilot)))])
     ridge = n * regularization * torch.eye(B.shape[1], dtype=B.dtype, device=B.device)
     factor = torch.linalg.cholesky(B.T @ B + ridge)
     return torch.linalg.solve_triangular(factor, B.T, upper=False).square_().sum(dim=0).cpu()
 
 
-def _checked(probabilities: Any, n: int, size: int) -> Tensor:
+def _check_probabilities(probabilities: Any, n: int, size: int) -> Tensor:  # (n,)
     p = torch.as_tensor(probabilities, dtype=torch.float64)
     if p.shape != (n,):
         raise InputError(f"probabilities must have one entry per output. Got {p.numel()} and n={n}.")
     if not torch.isfinite(p).all() or (p < 0).any() or int((p > 0).sum()) < size:
         raise InputError(
-            "probabilities must be finite, not negative, and positive for at least as many outputs as are drawn, "
+            "probabilities must be finite, not negative, and positive for at least as many outputs as are drawn: "
             f"{size}. Got {int((p > 0).sum())} positive ones."
         )
     return p
 
 
-def _weighted_order(p: Tensor, size: int, generator: Generator) -> Tensor:
-    """``size`` positions drawn one after the other without replacement, proportionally to p (Efraimidis & Spirakis)."""
+def _sample(p: Tensor, size: int, generator: Generator) -> Tensor:
+    """Draw ``size`` positions without replacement, with probabilities proportional to p (Efraimidis & Spirakis)."""
     keys = torch.empty(len(p), dtype=torch.float64).exponential_(generator=generator) / p
     return keys.argsort()[:size]
 
 
-def _bernoulli_places(m: int, n: int, density: float, generator: Generator) -> Tensor:  # (count, 2)
-    """Row and column of every success among m × n coin flips, a bounded number of flips at a time."""
+def _draw_signs(count: int, generator: Generator) -> Tensor:
+    return torch.randint(0, 2, (count,), generator=generator).double().mul_(2).sub_(1)
+
+
+def _draw_places(m: int, n: int, density: float, generator: Generator) -> Tensor:  # (count, 2)
+    """Draw a Bernoulli variable for every entry of an m × n matrix; return the rows and columns of the ones."""
     rows = max(1, CHUNK // n)
     found = []
     for start in range(0, m, rows):
@@ -258,7 +254,7 @@ def _bernoulli_places(m: int, n: int, density: float, generator: Generator) -> T
 
 
 def _parity(x: Tensor) -> Tensor:
-    """The number of ones in the binary form of x, modulo 2."""
+    """The parity of the number of one bits in x."""
     for shift in (32, 16, 8, 4, 2, 1):
         x = x ^ (x >> shift)
     return x & 1

@@ -1,4 +1,4 @@
-"""Checks for kernels of one's own."""
+"""Checks for your own kernels."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import KernelError
-from dsokr.graphs import permuted
+from dsokr.graphs import Graph, permuted
 from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, as_outputs, count, take
-from dsokr.graphs import Graph
 
 
 def check_kernel(kernel: Kernel, ys: Outputs, tolerance: float = 1e-8) -> None:
-    """Raise a :class:`KernelError` that says what is wrong with a kernel, if ``ys`` (some twenty outputs) shows it.
+    """Check a kernel on some twenty outputs; raise a :class:`KernelError` that says what is wrong.
 
-    Checked are shapes and types, symmetry, positive semi-definiteness, the diagonal, independence of how the outputs
-    are batched, ``against`` with and without weights, and that the kernel can be hashed (is a frozen dataclass); on
-    graphs, that the numbering of their nodes plays no part.
+    The checks are shapes and types, symmetry, positive semi-definiteness, the diagonal, independence of how outputs are
+    batched, ``against`` with and without weights, and that the kernel is hashable (a frozen dataclass); on graphs, also
+    that values do not depend on the numbering of nodes.
 
     >>> from dsokr import kernels
     >>> check_kernel(kernels.Gaussian(0.5), [[0.0], [1.0], [3.0]])
@@ -25,7 +24,7 @@ def check_kernel(kernel: Kernel, ys: Outputs, tolerance: float = 1e-8) -> None:
     ys = as_outputs(ys)
     n = count(ys)
     if n < 2:
-        raise KernelError(f"Checking a kernel takes at least two outputs. Got {n}.")
+        raise KernelError(f"To check a kernel, give at least two outputs. Got {n}.")
     K, diag = kernel(ys, ys), kernel.diag(ys)
     _require(_is_float64(K, (n, n)), kernel, f"must return a float64 tensor of shape ({n}, {n})")
     _require(_is_float64(diag, (n,)), kernel, f"diag must return a float64 tensor of shape ({n},)")
@@ -47,9 +46,9 @@ def check_kernel(kernel: Kernel, ys: Outputs, tolerance: float = 1e-8) -> None:
     combined = kernel.against(rest, weights)(few)
     _require(same(combined, kernel(few, rest) @ weights.T), kernel, "against(anchors, weights) differs from its values")
     if isinstance(ys[0], Graph):
-        renumbered = [permuted(graph, _shuffled(len(graph.labels), seed)) for seed, graph in enumerate(ys)]
+        renumbered = [permuted(graph, _shuffle(len(graph.labels), seed)) for seed, graph in enumerate(ys)]
         _require(same(kernel(renumbered, ys), K), kernel, "depends on how the nodes of a graph are numbered")
-    _require(_hashable(kernel), kernel, "must be hashable: make it a frozen dataclass")
+    _require(_is_hashable(kernel), kernel, "must be hashable: make it a frozen dataclass")
 
 
 def _require(condition: bool, kernel: Kernel, message: str) -> None:
@@ -61,11 +60,11 @@ def _is_float64(values: object, shape: tuple[int, ...]) -> bool:
     return isinstance(values, Tensor) and values.dtype == torch.float64 and tuple(values.shape) == shape
 
 
-def _shuffled(n: int, seed: int) -> list[int]:
+def _shuffle(n: int, seed: int) -> list[int]:
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def _hashable(kernel: Kernel) -> bool:
+def _is_hashable(kernel: Kernel) -> bool:
     try:
         hash(kernel)
     except TypeError:

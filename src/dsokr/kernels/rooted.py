@@ -185,10 +185,10 @@ def _count_classes(size: int, nodes: np.ndarray) -> int:
     for i in range(size):
         nodes[i].shared = False
     if size > FEW:
-        colours = nodes.colour[:size].copy()
-        order = np.argsort(colours)
-        for i, j in zip(order[:-1], order[1:]):  # noqa: B905 - compiled code has no strict
-            if colours[i] == colours[j]:
+        order = np.argsort(nodes["colour"][:size].copy())
+        for k in range(1, size):
+            i, j = order[k - 1], order[k]
+            if nodes[i].colour == nodes[j].colour:
                 nodes[i].shared = nodes[j].shared = True
                 classes -= 1
         return classes
