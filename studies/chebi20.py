@@ -20,47 +20,15 @@ from typing import Any
 import numpy as np
 from torch import Generator, Tensor
 
-from dsokr import sketches
+from dsokr import kernels, sketches
 from dsokr.basis import sketch_span
 from dsokr.ensemble import COMBINATIONS, combine_scores
-from dsokr.kernels import Kernel
 from dsokr.metrics import retrieval_of
 from dsokr.outputs import keys
 from dsokr.regressors import Training
 from dsokr.rules import RULES
+from studies import chebi20_models as models
 from studies.baselines.contrastive import MoleculeMLP
-from studies.chebi20_models import (
-    ALL_KERNELS,
-    AND_WORDS,
-    BASELINES,
-    ENSEMBLES,
-    FLAT,
-    JOINT_ENSEMBLES,
-    KERNELS,
-    LARGER,
-    MOL2VEC,
-    MORGAN,
-    OUR_ENSEMBLE,
-    OURS,
-    PAPERS,
-    PAPERS_KERNELS,
-    PAPERS_SKETCHES,
-    RANKED,
-    SMALL,
-    WL,
-    WORDS,
-    ModelVectors,
-    TextMethod,
-    TextTask,
-    choose_rule,
-    cmam,
-    dsokr,
-    fit_sisokr,
-    mean_reciprocal_rank,
-    measure_retrieval,
-    rank_truth,
-    regression,
-)
 from studies.chebi20_tables import COLUMNS, draw, tabulate
 from studies.data.chebi20 import Descriptions, load_chebi20
 from studies.data.descriptions import describe_molecules
@@ -74,80 +42,79 @@ TRAINING = replace(ADAMW, epochs=16, batch_size=256, warmup_steps=200, precision
 class Chebi20Config:
     """What is run with one encoder."""
 
-    encoder: str = SMALL
-    methods: tuple[TextMethod, ...] = BASELINES + PAPERS + OURS
-    ensembles: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(ENSEMBLES), hash=False)
-    joint: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict, hash=False)  # ensembles over encoders
+    encoder: str = models.SMALL
+    methods: tuple[models.TextMethod, ...] = models.BASELINES + models.PAPERS + models.OURS + models.CLOSED_FORM
+    ensembles: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict, hash=False)  # methods by encoder
     seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float, ...] = (0.3, 0.6)  # of the encoder, relative to new layers: chosen on validation
     trial_epochs: int = 6
     training: Training = TRAINING
     sizes: tuple[int, ...] = (10, 25, 50, 100, 200, 400, 800)
-    input_size: int = 4000  # of SISOKR's sketch of the inputs
     rich_sizes: tuple[int, ...] = (100, 250, 500, 1000, 2000)  # of sketches under our own kernels
     shares: tuple[float, ...] = (1 / 8, 1 / 4, 1 / 2)  # of the training texts, for the learning curve
     learner: str = "ours, two tanimotos"  # the method of the learning curve
     patient: tuple[str, ...] = ("CMAM, MLP", "DSOKR, SubSample", "ours, two tanimotos")  # also trained for longer, once
     long_epochs: int | None = 50  # as many as in the paper
-    closed_form: bool = True  # also SISOKR on the vectors of the frozen encoder
     n_train: int | None = None  # None: all
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
 
-FULL = Chebi20Config(joint=JOINT_ENSEMBLES)
+FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JOINT_ENSEMBLES)
 WORDED = Chebi20Config(  # which is behind the encoder alone
-    encoder=LARGER + AND_WORDS,
-    methods=(OURS[1],),
-    ensembles={OUR_ENSEMBLE: ENSEMBLES[OUR_ENSEMBLE]},
+    encoder=models.LARGER + models.AND_WORDS,
+    methods=(models.OURS[1],),
+    ensembles=models.select_ensembles(models.LARGER + models.AND_WORDS, models.OUR_ENSEMBLE),
     rates=(0.2,),
     shares=(),
     long_epochs=None,
-    closed_form=False,
 )
-SMALL_WORDED = replace(WORDED, encoder=SMALL + AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={})
+SMALL_WORDED = replace(WORDED, encoder=models.SMALL + models.AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={})
 LARGE = Chebi20Config(
-    encoder=LARGER,
-    methods=(BASELINES[1], PAPERS[0], OURS[1]),
-    ensembles={name: ENSEMBLES[name] for name in ("CMAM ensemble, MLP", "DSOKR ensemble, SubSample", OUR_ENSEMBLE)},
-    joint=JOINT_ENSEMBLES,
+    encoder=models.LARGER,
+    methods=(models.BASELINES[1], models.PAPERS[0], models.OURS[1], *models.CLOSED_FORM),
+    ensembles=models.select_ensembles(
+        models.LARGER, "CMAM ensemble, MLP", "DSOKR ensemble, SubSample", models.OUR_ENSEMBLE
+    )
+    | models.JOINT_ENSEMBLES,
     rates=(0.2, 0.4),
     shares=(),
     patient=("ours, two tanimotos",),
 )
 REDUCED = Chebi20Config(  # for two cores, without an encoder
-    encoder=WORDS,
+    encoder=models.WORDS,
     methods=(
-        *BASELINES[:2],
-        PAPERS[0],
-        dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(500), RANKED),
-        dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(500), RANKED),
+        *models.BASELINES[:2],
+        models.PAPERS[0],
+        models.dsokr(
+            "ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(500), models.RANKED
+        ),
+        models.dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(500), models.RANKED),
     ),
-    ensembles={ALL_KERNELS: ("ours, two tanimotos", "ours, tanimoto + WL")},
+    ensembles={models.ALL_KERNELS: {models.WORDS: ("ours, two tanimotos", "ours, tanimoto + WL")}},
     seeds=(0,),
     rates=(3.0, 10.0),
     long_epochs=None,
-    closed_form=False,  # nothing is pretrained
     trial_epochs=2,
     training=replace(TRAINING, epochs=10, precision="32-true"),
     sizes=(10, 100),
     rich_sizes=(100, 500),
 )
 QUICK = Chebi20Config(
-    encoder=WORDS,
+    encoder=models.WORDS,
     methods=(
-        regression(),
-        cmam("CMAM, MLP", MoleculeMLP(hidden=32)),
-        dsokr("DSOKR, SubSample", "cosine", sketches.SubSample(20)),
-        dsokr("ours, cosine + tanimoto", "cosine + tanimoto", sketches.SubSample(40), RANKED),
+        models.regression(),
+        models.cmam("CMAM, MLP", MoleculeMLP(hidden=32)),
+        models.dsokr("DSOKR, SubSample", "cosine", sketches.SubSample(20)),
+        models.dsokr("ours, cosine + tanimoto", "cosine + tanimoto", sketches.SubSample(40), models.RANKED),
+        models.sisokr(input_size=100),
     ),
-    ensembles={"CMAM ensemble, MLP": ("CMAM, MLP",), "ours, ensemble, cosine + tanimoto": ("ours, cosine + tanimoto",)},
+    ensembles=models.select_ensembles(models.WORDS, "CMAM ensemble, MLP", "ours, ensemble, cosine + tanimoto"),
     seeds=(0, 1),
     rates=(0.1, 0.3),
     trial_epochs=1,
     training=replace(TRAINING, epochs=1, batch_size=32, precision="32-true", warmup_steps=2),
     sizes=(5, 10),
     rich_sizes=(10, 20),
-    input_size=100,
     n_train=300,
     shares=(1 / 2,),
     learner="ours, cosine + tanimoto",
@@ -161,7 +128,7 @@ def run(config: Chebi20Config, session: Session) -> None:
     task = load_task(config, session)
     count_shared_representations(task, session)
     compare_sizes(config, task, session)
-    alone = replace(config, ensembles={}, joint={})
+    alone = replace(config, ensembles={})
     for method in config.methods:
         rate = tune(config, method, task, session)
         for seed in config.seeds:
@@ -172,33 +139,31 @@ def run(config: Chebi20Config, session: Session) -> None:
         if method.name in config.patient and config.long_epochs is not None:
             longer = replace(alone, training=replace(config.training, epochs=config.long_epochs))
             run_method(longer, method, task, rate, config.seeds[0], session)
-    for seed in config.seeds if config.closed_form else ():
-        run_sisokr(config, task, seed, session)
-    for ensemble in list_ensembles(config):
-        if config.encoder == [*ensemble.members][-1]:  # else other encoders are still to come
-            run_ensemble(config, ensemble, task, session)
+    for name, members in config.ensembles.items():
+        if config.encoder == [*members][-1]:  # else other encoders are still to come
+            run_ensemble(config, name, task, session)
 
 
-def load_task(config: Chebi20Config, session: Session) -> TextTask:
+def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
     data = describe_molecules(config.n_train or 1000, 50, 50) if config.generated else load_chebi20(session.data)
     texts, rows = data.train
     data = replace(data, train=Descriptions(texts[: config.n_train], rows[: config.n_train]))
-    return TextTask.of(config.encoder, data, session.data, session.device)
+    return models.TextTask.of(config.encoder, data, session.data, session.device)
 
 
-def make_key(task: TextTask) -> Row:
+def make_key(task: models.TextTask) -> Row:
     data = {"training_texts": task.data.training_texts, "n_train": len(task.data.train.texts)}
     return {"experiment": "chebi20", "encoder": task.encoder} | data
 
 
-def count_shared_representations(task: TextTask, session: Session) -> None:
+def count_shared_representations(task: models.TextTask, session: Session) -> None:
     """How many candidates share a representation, and the best Hits@1 that any method could have with it."""
     *vectors, graphs = task.outputs.views
     representations: dict[str, Callable[[], Iterator[Any]]] = {
-        "Mol2vec": partial(keys, vectors[MOL2VEC]),
-        "Morgan with chirality": partial(keys, vectors[MORGAN]),
-        "Morgan without chirality": partial(keys, vectors[FLAT]),
-        "WL features of graphs with chirality": lambda: WL.features(graphs).rows(),
+        "Mol2vec": partial(keys, vectors[models.MOL2VEC]),
+        "Morgan with chirality": partial(keys, vectors[models.MORGAN]),
+        "Morgan without chirality": partial(keys, vectors[models.FLAT]),
+        "WL features of graphs with chirality": lambda: models.WL.features(graphs).rows(),
     }
     for name, represent in representations.items():
         key = {"experiment": "chebi20", "representation": name, "candidates": len(task.outputs)}
@@ -206,17 +171,17 @@ def count_shared_representations(task: TextTask, session: Session) -> None:
         session.say(f"{name}: {m['shared']} candidates share theirs, Hits@1 at most {m['hits@1']:.1%}")
 
 
-def _measure_ceiling(represent: Callable[[], Iterator[Any]], task: TextTask) -> Row:
+def _measure_ceiling(represent: Callable[[], Iterator[Any]], task: models.TextTask) -> Row:
     _, group, sizes = np.unique([hash(key) for key in represent()], return_inverse=True, return_counts=True)
     own = sizes[group[task.data.test.rows]]
     at_random, untied = float((1 / own).mean()), float((own == 1).mean())
     return {"metrics": {"shared": int((sizes[group] > 1).sum()), "hits@1": at_random, "untied_hits@1": untied}}
 
 
-def compare_sizes(config: Chebi20Config, task: TextTask, session: Session) -> None:
+def compare_sizes(config: Chebi20Config, task: models.TextTask, session: Session) -> None:
     """Figures 3 and 5: Perfect h against the sketch size, for kernels and sketches."""
-    for (name, kernel), (drawn, sketch) in product(KERNELS.items(), PAPERS_SKETCHES.items()):
-        is_ours = name not in PAPERS_KERNELS
+    for (name, kernel), (drawn, sketch) in product(models.KERNELS.items(), models.PAPERS_SKETCHES.items()):
+        is_ours = name not in models.PAPERS_KERNELS
         if is_ours and drawn != "SubSample":
             continue
         sizes = config.rich_sizes if is_ours else config.sizes
@@ -229,7 +194,12 @@ def compare_sizes(config: Chebi20Config, task: TextTask, session: Session) -> No
 
 
 def measure_perfect_h(
-    kernel: Kernel, sketch: sketches.SketchSpec, sizes: tuple[int, ...], task: TextTask, session: Session, name: str
+    kernel: kernels.Kernel,
+    sketch: sketches.SketchSpec,
+    sizes: tuple[int, ...],
+    task: models.TextTask,
+    session: Session,
+    name: str,
 ) -> Iterator[Row]:
     """Retrieval by the true coordinates of the validation molecules, at every size and by every rule."""
     train = task.outputs[task.data.train.rows]
@@ -238,15 +208,15 @@ def measure_perfect_h(
     for m in sizes:
         molecules = values[:, :m] @ span.basis(m).projection.T
         z = molecules[task.truth("val").to(task.device)]
-        vectors = ModelVectors(z, z, molecules, diag)
-        rows = [retrieval_of(rank_truth(partial(vectors.score, rule), task, "val")) for rule in RULES]
+        vectors = models.ModelVectors(z, z, molecules, diag)
+        rows = [retrieval_of(models.rank_truth(partial(vectors.score, rule), task, "val")) for rule in RULES]
         session.say(f"Perfect h, {name}, m = {m}: MRR {max(row['mrr'] for row in rows):.3f}")
         yield from ({"metrics": row} for row in rows)
 
 
-def tune(config: Chebi20Config, method: TextMethod, task: TextTask, session: Session) -> float:
+def tune(config: Chebi20Config, method: models.TextMethod, task: models.TextTask, session: Session) -> float:
     """The encoder's rate that is best on validation after a short training; if there is only one, that."""
-    if len(config.rates) == 1:
+    if len(config.rates) == 1 or not method.has_rate:
         return config.rates[0]
     training = replace(config.training, epochs=config.trial_epochs)
     trials = {}
@@ -255,36 +225,24 @@ def tune(config: Chebi20Config, method: TextMethod, task: TextTask, session: Ses
         key |= {"rate": rate, "epochs": config.trial_epochs, "seed": 0}
 
         def measure(rate: float = rate) -> Row:
-            scorer = choose_rule(method.train(task, training, rate, 0), task)[1]
-            return {"metrics": {"val_mrr": mean_reciprocal_rank(scorer, task)}}
+            scorer = models.choose_rule(method.train(task, training, rate, 0), task)[1]
+            return {"metrics": {"val_mrr": models.mean_reciprocal_rank(scorer, task)}}
 
         trials[rate] = session.results("validation").record(key, measure)["metrics"]["val_mrr"]
         session.say(f"{method.name}, rate {rate:g}: validation MRR {trials[rate]:.3f} after a short training")
     return max(trials, key=lambda rate: trials[rate])
 
 
-@dataclass(frozen=True)
-class TextEnsemble:
-    """An ensemble: the methods of every encoder, each with all seeds."""
-
-    name: str
-    members: dict[str, tuple[str, ...]]  # by encoder
-
-    def key(self, config: Chebi20Config, task: TextTask) -> Row:
-        several = len(self.members) > 1
-        members = [f"{of}: {method}" if several else method for of, own in self.members.items() for method in own]
-        own = {"method": self.name, "members": members, "seeds": list(config.seeds), "epochs": config.training.epochs}
-        return make_key(task) | {"encoder": " & ".join(self.members)} | own
-
-
-def list_ensembles(config: Chebi20Config) -> list[TextEnsemble]:
-    """Those of the encoder, and those over several encoders that it is one of."""
-    own = [TextEnsemble(name, {config.encoder: methods}) for name, methods in config.ensembles.items()]
-    return own + [TextEnsemble(name, members) for name, members in config.joint.items()]
+def make_ensemble_key(config: Chebi20Config, name: str, task: models.TextTask) -> Row:
+    encoders = config.ensembles[name]
+    several = len(encoders) > 1
+    members = [f"{of}: {method}" if several else method for of, methods in encoders.items() for method in methods]
+    own = {"method": name, "members": members, "seeds": list(config.seeds), "epochs": config.training.epochs}
+    return make_key(task) | {"encoder": " & ".join(encoders)} | own
 
 
 def vectors_file(
-    config: Chebi20Config, task: TextTask, method: str, seed: int, session: Session, encoder: str | None = None
+    config: Chebi20Config, task: models.TextTask, method: str, seed: int, session: Session, encoder: str | None = None
 ) -> Path:
     """Where the vectors of a model are kept for ensembles; not part of the results."""
     trained = f"{len(task.data.train.texts)} texts, {config.training.epochs} epochs"
@@ -292,16 +250,18 @@ def vectors_file(
 
 
 def run_method(
-    config: Chebi20Config, method: TextMethod, task: TextTask, rate: float, seed: int, session: Session
+    config: Chebi20Config, method: models.TextMethod, task: models.TextTask, rate: float, seed: int, session: Session
 ) -> None:
     """Train and test one model, and keep its vectors for the ensembles that are still to be measured."""
     results, ensembles = session.results("models"), session.results("ensembles")
     key = make_key(task) | {"method": method.name} | method.key
-    key |= {"rate": rate, "epochs": config.training.epochs, "batch_size": config.training.batch_size, "seed": seed}
+    if method.has_rate:
+        key |= {"rate": rate, "epochs": config.training.epochs, "batch_size": config.training.batch_size}
+    key |= {"seed": seed}
     file = vectors_file(config, task, method.name, seed, session)
     needed = any(
-        method.name in ensemble.members[task.encoder] and not ensembles.has(ensemble.key(config, task))
-        for ensemble in list_ensembles(config)
+        method.name in members[task.encoder] and not ensembles.has(make_ensemble_key(config, name, task))
+        for name, members in config.ensembles.items()
     )
     if results.has(key) and (file.exists() or not needed):
         return
@@ -310,52 +270,37 @@ def run_method(
         vectors = method.train(task, config.training, rate, seed)
     if needed:
         vectors.save(file)
-    rule, scorer = choose_rule(vectors, task)
-    metrics = measure_retrieval(scorer, task) | {"best_epoch": vectors.best_epoch}
-    results.record(key, lambda: {"chosen": {"rule": rule}, "metrics": metrics, "seconds": clock.seconds})
+    rule, scorer = models.choose_rule(vectors, task)
+    metrics = models.measure_retrieval(scorer, task) | {"best_epoch": vectors.best_epoch}
+    results.record(
+        key, lambda: {"chosen": vectors.chosen | {"rule": rule}, "metrics": metrics, "seconds": clock.seconds}
+    )
     session.say(_describe(f"{method.name}, {len(task.data.train.texts)} texts, seed {seed}", metrics))
 
 
-def run_sisokr(config: Chebi20Config, task: TextTask, seed: int, session: Session) -> None:
-    """The closed form on frozen vectors."""
-
-    def measure() -> Row:
-        clock = Stopwatch()
-        with clock("training"):
-            vectors, chosen = fit_sisokr(task, config.input_size, seed)
-        rule, scorer = choose_rule(vectors, task)
-        metrics = measure_retrieval(scorer, task)
-        return {"chosen": chosen | {"rule": rule}, "metrics": metrics, "seconds": clock.seconds}
-
-    row = session.results("models").record(
-        make_key(task) | {"method": "SISOKR", "kernel": "cosine", "seed": seed}, measure
-    )
-    session.say(_describe(f"SISOKR, seed {seed}", row["metrics"]))
-
-
-def run_ensemble(config: Chebi20Config, ensemble: TextEnsemble, task: TextTask, session: Session) -> None:
+def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, session: Session) -> None:
     """Combine kept models in the way that does best on validation."""
-    results, key = session.results("ensembles"), ensemble.key(config, task)
+    results, key = session.results("ensembles"), make_ensemble_key(config, name, task)
     files = [
         vectors_file(config, task, method, seed, session, encoder)
-        for encoder, methods in ensemble.members.items()
+        for encoder, methods in config.ensembles[name].items()
         for method, seed in product(methods, config.seeds)
     ]
     if results.has(key):
         return
     if not all(file.exists() for file in files):
-        session.say(f"{ensemble.name}: left out, because the vectors of some members were not kept")
+        session.say(f"{name}: left out, because the vectors of some members were not kept")
         return
-    scorers = [choose_rule(ModelVectors.load(file, task.device), task)[1] for file in files]
+    scorers = [models.choose_rule(models.ModelVectors.load(file, task.device), task)[1] for file in files]
 
     def combine(way: Any, standardize: bool, part: str, rows: Tensor) -> Tensor:
         return combine_scores([scorer(part, rows) for scorer in scorers], way, standardize=standardize)
 
     ways = [way for way in product(COMBINATIONS, (False, True)) if way != ("mean rank", True)]  # ranks have no scale
-    best = max(ways, key=lambda way: mean_reciprocal_rank(partial(combine, *way), task))
-    metrics = measure_retrieval(partial(combine, *best), task)
+    best = max(ways, key=lambda way: models.mean_reciprocal_rank(partial(combine, *way), task))
+    metrics = models.measure_retrieval(partial(combine, *best), task)
     results.record(key, lambda: {"chosen": {"combine": best[0], "standardize": best[1]}, "metrics": metrics})
-    session.say(_describe(f"{ensemble.name} by {best[0]}{' of standardized scores' * best[1]}", metrics))
+    session.say(_describe(f"{name} by {best[0]}{' of standardized scores' * best[1]}", metrics))
 
 
 def _describe(what: str, m: Row) -> str:

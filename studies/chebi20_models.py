@@ -22,7 +22,7 @@ from dsokr.kernels import Cosine, Gaussian, Kernel, Tanimoto, View, WeisfeilerLe
 from dsokr.losses import Loss, Ranked, Squared
 from dsokr.metrics import ranks, retrieval_of
 from dsokr.outputs import ViewBatch
-from dsokr.regressors import KernelRidge, Neural, Training
+from dsokr.regressors import KernelRidge, Neural, Regressor, Training
 from dsokr.regressors.networks import TextEncoder, WordBag
 from dsokr.rules import RULES, Rule, score
 from studies.baselines.contrastive import CMAM, MoleculeGCN, MoleculeMLP
@@ -96,6 +96,11 @@ class TextTask:
     def pairs(self, part: Descriptions) -> tuple[list[str], ViewBatch]:
         return part.texts, self.outputs[part.rows]
 
+    def estimator(self, kernel: Kernel, sketch: sketches.SketchSpec, regressor: Regressor, seed: int) -> DSOKR:
+        """A model whose candidates are all molecules."""
+        decoder = Candidates(outputs=self.outputs)
+        return DSOKR(kernel, sketch, regressor, decoder=decoder, random_state=seed, device=str(self.device))
+
     def truth(self, part: str) -> Tensor:
         """The rows of the true molecules, of "val" or "test"."""
         return torch.from_numpy(getattr(self.data, part).rows)
@@ -110,10 +115,11 @@ class ModelVectors:
     molecules: Tensor
     diag: Tensor
     best_epoch: int = 0
+    chosen: Row = field(default_factory=dict)  # settings, beside the rule
 
     @staticmethod
     def of(
-        embed: Callable[[list[str]], Tensor], task: TextTask, molecules: Tensor, diag: Tensor, best_epoch: int
+        embed: Callable[[list[str]], Tensor], task: TextTask, molecules: Tensor, diag: Tensor, best_epoch: int = 0
     ) -> ModelVectors:
         val, test = (embed(part.texts).to(task.device) for part in (task.data.val, task.data.test))
         return ModelVectors(val, test, molecules, diag, best_epoch)
@@ -146,20 +152,15 @@ class TextMethod:
     name: str
     train: Train
     key: Row = field(default_factory=dict, hash=False)
+    has_rate: bool = True  # whether the encoder is trained, at a rate to choose
 
 
 def dsokr(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUARED) -> TextMethod:
     """An output kernel regressor with the given kernel, sketch and loss."""
 
     def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
-        model = DSOKR(
-            KERNELS[kernel],
-            sketch,
-            Neural(task.network(rate), loss, replace(training, monitor="mrr")),
-            decoder=Candidates(outputs=task.outputs),
-            random_state=seed,
-            device=str(task.device),
-        )
+        regressor = Neural(task.network(rate), loss, replace(training, monitor="mrr"))
+        model = task.estimator(KERNELS[kernel], sketch, regressor, seed)
         model.fit(*task.pairs(task.data.train), validation=task.pairs(task.data.val))
         molecules, diag = model.known_.coordinates()
         return ModelVectors.of(model.coefficients, task, molecules.float(), diag.float(), model.history_.best_epoch)
@@ -181,7 +182,7 @@ def regression() -> TextMethod:
             return max(mean_reciprocal_rank(partial(found.score, rule), task) for rule in RULES)
 
         pairs, val = ((part.texts, vectors[part.rows]) for part in (data.train, data.val))
-        model = fit_regression(task.network(rate), training, *pairs, val, seed=seed, device=task.device, score=best_mrr)
+        model = fit_regression(task.network(rate), training, pairs, val, seed=seed, device=task.device, score=best_mrr)
         return ModelVectors.of(model.predict, task, molecules, diag, model.history.best_epoch)
 
     return TextMethod("regression", train, {"loss": str(SQUARED)})
@@ -202,24 +203,26 @@ def cmam(name: str, tower: Any) -> TextMethod:
     return TextMethod(name, train, {"tower": str(tower)})
 
 
-def fit_sisokr(task: TextTask, input_size: int, seed: int) -> tuple[ModelVectors, Row]:
+def sisokr(input_size: int) -> TextMethod:
     """Closed form on the encoder's own vectors of the texts, with the cosine kernel on both sides, as in the paper."""
-    with seeded(seed):
-        network = task.network(0.0)(1).to(task.device).eval()
 
-    def embed(texts: list[str]) -> Tensor:
-        tokens = network.prepare(texts).to(task.device)
-        with torch.inference_mode():
-            return torch.cat([network.embed(block).double() for block in tokens.split(QUERIES)])
+    def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
+        with seeded(seed):
+            network = task.network(0.0)(1).to(task.device).eval()
 
-    data = task.data
-    ridge = KernelRidge(Cosine(), sketches.SubSample(input_size), (1e-8, 1e-6, 1e-4), monitor="mrr")
-    decoder = Candidates(outputs=task.outputs)
-    model = DSOKR(COSINE, sketches.SubSample(100), ridge, decoder=decoder, random_state=seed, device=str(task.device))
-    train, val = ((embed(part.texts), task.outputs[part.rows]) for part in (data.train, data.val))
-    model.fit(*train, validation=val)
-    vectors = ModelVectors.of(lambda texts: model.coefficients(embed(texts)), task, *model.known_.coordinates(), 0)
-    return vectors, {"regularization": model.regressor_.regularization}
+        def embed(texts: list[str]) -> Tensor:
+            tokens = network.prepare(texts).to(task.device)
+            with torch.inference_mode():
+                return torch.cat([network.embed(block).double() for block in tokens.split(QUERIES)])
+
+        ridge = KernelRidge(Cosine(), sketches.SubSample(input_size), (1e-8, 1e-6, 1e-4), monitor="mrr")
+        model = task.estimator(COSINE, sketches.SubSample(100), ridge, seed)
+        train, val = ((embed(part.texts), task.outputs[part.rows]) for part in (task.data.train, task.data.val))
+        model.fit(*train, validation=val)
+        found = ModelVectors.of(lambda texts: model.coefficients(embed(texts)), task, *model.known_.coordinates())
+        return replace(found, chosen={"regularization": model.regressor_.regularization})
+
+    return TextMethod("SISOKR", train, {"kernel": "cosine"}, has_rate=False)
 
 
 def rank_truth(scorer: Scorer, task: TextTask, part: str, **options: Any) -> Tensor:  # (n,)
@@ -255,6 +258,7 @@ def measure_retrieval(scorer: Scorer, task: TextTask) -> dict[str, float]:
 
 
 RANKED = Ranked(SQUARED, weight=1.0, temperature=0.02)
+CLOSED_FORM = (sisokr(input_size=4000),)
 BASELINES = (regression(), cmam("CMAM, MLP", MoleculeMLP()), cmam("CMAM, GCN", MoleculeGCN()))
 PAPERS = (
     dsokr("DSOKR, SubSample", "cosine", sketches.SubSample(100)),
@@ -279,7 +283,12 @@ ENSEMBLES = {
     ALL_KERNELS: tuple(method.name for method in OURS),
 }
 SMALL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
-JOINT_ENSEMBLES = {  # over encoders, too: the methods of each
+JOINT_ENSEMBLES = {  # over encoders, too
     "ours, ensemble, both encoders": {SMALL: ENSEMBLES[OUR_ENSEMBLE], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
     "ours, ensemble, all kernels, both encoders": {SMALL: ENSEMBLES[ALL_KERNELS], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
 }
+
+
+def select_ensembles(encoder: str, *names: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Some ensembles, by default all, with the methods of one encoder."""
+    return {name: {encoder: ENSEMBLES[name]} for name in names or ENSEMBLES}

@@ -90,22 +90,13 @@ def tabulate_perfect_h(folder: Path) -> dict[tuple[str, str], dict[int, Row]]:
 def draw(folder: Path, image: Path) -> Path:
     """Perfect h on validation against the sketch size: the paper's kernels and sketches, and ours."""
     figure, axes = pyplot().subplots(2, 3, figsize=(11, 6.4), layout="constrained")
-    panels = group_rows(
-        [
-            {"kernel": kernel, "sketch": sketch, "sizes": sizes}
-            for (kernel, sketch), sizes in tabulate_perfect_h(folder).items()
-        ],
-        lambda curve: curve["kernel"] if curve["kernel"] in PAPERS_KERNELS else "ours",
-    )
-    for axis, (name, curves) in zip(axes.flat, panels.items(), strict=True):
-        is_ours = name == "ours"
-        for curve in curves:
-            values = [metrics["mrr"] for metrics in curve["sizes"].values()]
-            axis.plot(
-                [*curve["sizes"]], values, marker="o", markersize=3, label=curve["kernel" if is_ours else "sketch"]
-            )
-        axis.set(title="ours, SubSample" if is_ours else name, xscale="log", xlabel="m")
-        axis.set(ylim=(0.9, 1) if is_ours else (0, 1.02), ylabel="MRR of Perfect h")
+    panels = dict(zip([*PAPERS_KERNELS, "ours"], axes.flat, strict=True))
+    for (kernel, sketch), curve in tabulate_perfect_h(folder).items():
+        axis, label = (panels[kernel], sketch) if kernel in panels else (panels["ours"], kernel)
+        axis.plot([*curve], [metrics["mrr"] for metrics in curve.values()], marker="o", markersize=3, label=label)
+    for name, axis in panels.items():
+        axis.set(title=name, xscale="log", xlabel="m", ylim=(0, 1.02), ylabel="MRR of Perfect h")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
+    panels["ours"].set(title="ours, SubSample", ylim=(0.9, 1))
     return save_figure(figure, image, dpi=110)

@@ -21,7 +21,7 @@ import numpy as np
 from torch import Generator
 
 from dsokr import chem, networks, selection, sketches
-from dsokr.decoders import Candidates, Decoder, GraphSearch, Molecules
+from dsokr.decoders import Candidates, GraphSearch, Molecules
 from dsokr.estimator import DSOKR
 from dsokr.files import replace_file
 from dsokr.graphs import Graph, GraphBatch
@@ -29,10 +29,10 @@ from dsokr.metrics import edit_distance
 from dsokr.regressors import KernelRidge, Neural
 from studies.data import molecules
 from studies.data.smi2mol import MoleculePairs, SMI2Mol
-from studies.plots import pyplot
+from studies.plots import plot_sizes, pyplot
 from studies.results import Row, format_cell
 from studies.smi2mol_baselines import THREE_GRAMS, mark_ends
-from studies.smi2mol_models import KERNELS, OURS, decode, measure_distances, negative_edit_distance
+from studies.smi2mol_models import KERNELS, OURS, choose_decoder, decode, measure_distances, negative_edit_distance
 from studies.study import ADAMW, Stopwatch
 
 KERNEL = KERNELS[OURS.kernel]
@@ -84,7 +84,7 @@ def run(folder: Path, config: DemoConfig = FULL, seed: int = 0, say: Callable[[s
     predictions = {
         "nearest training SMILES": predict_nearest_smiles(split.train, test.smiles),
         "SISOKR, a training molecule": baseline.predict(mark_ends(test.smiles)),
-        FROM_LIST: decode(model, choose_rule(model, split.val), test.smiles),
+        FROM_LIST: decode(model, choose_decoder(model, Candidates().alternatives(), split)[0], test.smiles),
         FROM_ALL: model.predict(test.smiles),
         "best training molecule there is": find_nearest(test.graphs, split.train.graphs),
     }
@@ -152,12 +152,6 @@ def find_nearest(true: GraphBatch, known: GraphBatch, among: int = 30) -> GraphB
     return known[np.array(nearest)]
 
 
-def choose_rule(model: DSOKR, val: MoleculePairs) -> Decoder:
-    """The best training molecule, by the rule that does best on validation."""
-    choices = Candidates().alternatives()
-    return max(choices, key=lambda choice: negative_edit_distance(decode(model, choice, val.smiles), val.graphs))
-
-
 def list_examples(test: MoleculePairs, predictions: dict[str, GraphBatch]) -> list[Row]:
     """The first test molecules, drawn: SMILES, the predictions with their distances, the truth."""
     examples = []
@@ -176,9 +170,7 @@ def _draw(graph: Graph) -> str:
 def draw_curves(model: DSOKR, curve: selection.SizeCurve, size: int) -> Any:
     """Perfect h against the sketch size, and the losses over the epochs."""
     figure, (left, right) = pyplot().subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-    left.plot(curve.sizes, -curve.mean(), marker="o", markersize=3)
-    left.axvline(size, color="grey", linestyle="--", linewidth=1)
-    left.set(xlabel="sketch size m", ylabel="edits", xscale="log")
+    plot_sizes(replace(curve, values=-curve.values), size, "edits", left)
     for name in ("train_loss", "val_loss"):
         right.plot(range(1, len(model.history_.rows) + 1), model.history_[name], label=name.replace("_", " "))
     right.set(xlabel="epoch", ylabel="loss")

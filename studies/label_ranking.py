@@ -71,12 +71,7 @@ class RankingMethod:
 
 
 TRAINING = Training(
-    batch_size=64,
-    learning_rate=1e-2,
-    optimizer="adamw",
-    schedule="linear",
-    validation_fraction=0.0,
-    progress=False,
+    batch_size=64, learning_rate=1e-2, optimizer="adamw", schedule="linear", validation_fraction=0.0, progress=False
 )
 GENTLE = replace(TRAINING, learning_rate=3e-3, weight_decay=3.0)  # for smoother functions
 RECIPES = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 from sklearn.ensemble import RandomForestRegressor
+from sklearn.preprocessing import StandardScaler
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, stack_module_state
 
@@ -52,9 +53,8 @@ class Fold:
 
     @staticmethod
     def of(train: RankedInputs, test: RankedInputs) -> Fold:
-        mean, spread = train.X.mean(axis=0), train.X.std(axis=0)
-        spread = np.where(spread > 0, spread, 1.0)
-        return Fold(*(RankedInputs((part.X - mean) / spread, part.Y) for part in (train, test)))
+        scaler = StandardScaler().fit(train.X)
+        return Fold(*(RankedInputs(scaler.transform(part.X), part.Y) for part in (train, test)))
 
     def normal_scores(self) -> Fold:
         """The same with every input replaced by its rank among the training inputs, as a normal quantile."""
@@ -193,6 +193,20 @@ def _stack(parts: list[np.ndarray], members: int) -> Tensor:  # folds × (n, d) 
     return torch.from_numpy(np.stack(rows, axis=1)).float().repeat_interleave(members, dim=1)
 
 
+def each_fold(fit_fold: Callable[[Sequence[Any], SketchedBasis, Fold, int], Iterable[Tensor]]) -> Fit:
+    """Fit one fold after the other: ``fit_fold(settings, basis, fold, seed)`` yields coordinates for every setting."""
+
+    def fit(settings: Sequence[Any], kernel: Kernel, folds: list[Fold], seed: int) -> list[list[FoldPrediction]]:
+        predictions: list[list[FoldPrediction]] = [[] for _ in settings]
+        for fold in folds:
+            basis = draw_basis(kernel, fold, seed)
+            for own, z in zip(predictions, fit_fold(settings, basis, fold, seed), strict=True):
+                own.append(FoldPrediction(basis, z, fold))
+        return predictions
+
+    return fit
+
+
 class Ridge(NamedTuple):
     """λ, and s in the Gaussian input kernel exp(−s ‖x − x'‖² / d); without s the input kernel is 1 + ⟨x, x'⟩ / d."""
 
@@ -200,14 +214,12 @@ class Ridge(NamedTuple):
     regularization: float
 
 
-def fit_ridge(settings: Sequence[Ridge], kernel: Kernel, folds: list[Fold], seed: int) -> list[list[FoldPrediction]]:
-    """Kernel ridge regression of the coordinates (IOKR); with up to 1,000 pairs nothing is sketched."""
-    by_fold = [list(_fit_ridges(settings, draw_basis(kernel, fold, seed), fold)) for fold in folds]
-    return [list(predictions) for predictions in zip(*by_fold, strict=True)]
+@each_fold
+def fit_ridge(settings: Sequence[Ridge], basis: SketchedBasis, fold: Fold, seed: int) -> Iterator[Tensor]:
+    """Kernel ridge regression of the coordinates (IOKR); with up to 1,000 pairs nothing is sketched.
 
-
-def _fit_ridges(settings: Sequence[Ridge], basis: SketchedBasis, fold: Fold) -> Iterator[FoldPrediction]:
-    """One eigendecomposition serves all λ of an input kernel."""
+    One eigendecomposition serves all λ of an input kernel.
+    """
     X, Y = fold.train
     d = X.shape[1]
     for scale, group in groupby(settings, lambda setting: setting.scale):
@@ -216,8 +228,7 @@ def _fit_ridges(settings: Sequence[Ridge], basis: SketchedBasis, fold: Fold) -> 
         inputs = sketch_basis(kernel, X, sketch, generator=Generator().manual_seed(0))
         ridge = SketchedRidge.of(inputs, as_outputs(X), basis.embed(Y))
         z = inputs.embed(fold.test.X)
-        for setting in group:
-            yield FoldPrediction(basis, z @ ridge.solve(ridge.cross, setting.regularization), fold)
+        yield from (z @ ridge.solve(ridge.cross, setting.regularization) for setting in group)
 
 
 class Forest(NamedTuple):
@@ -228,26 +239,17 @@ class Forest(NamedTuple):
     leaf: int = 1
 
 
-def fit_forest(settings: Sequence[Forest], kernel: Kernel, folds: list[Fold], seed: int) -> list[list[FoldPrediction]]:
+@each_fold
+def fit_forest(settings: Sequence[Forest], basis: SketchedBasis, fold: Fold, seed: int) -> Iterator[Tensor]:
     """A random forest of regression trees for all coordinates at once."""
-    return [
-        [_fit_forest(setting, draw_basis(kernel, fold, seed), fold, seed) for fold in folds] for setting in settings
-    ]
+    for share, trees, leaf in settings:
+        model = RandomForestRegressor(trees, max_features=share, min_samples_leaf=leaf, random_state=seed)
+        model.fit(fold.train.X, basis.embed(fold.train.Y).numpy())
+        yield torch.from_numpy(model.predict(fold.test.X).reshape(len(fold.test.X), basis.dim))
 
 
-def _fit_forest(setting: Forest, basis: SketchedBasis, fold: Fold, seed: int) -> FoldPrediction:
-    share, trees, leaf = setting
-    model = RandomForestRegressor(trees, max_features=share, min_samples_leaf=leaf, random_state=seed)
-    model.fit(fold.train.X, basis.embed(fold.train.Y).numpy())
-    z = model.predict(fold.test.X).reshape(len(fold.test.X), basis.dim)
-    return FoldPrediction(basis, torch.from_numpy(z), fold)
-
-
-def fit_consensus(settings: Sequence[Any], kernel: Kernel, folds: list[Fold], seed: int) -> list[list[FoldPrediction]]:
+@each_fold
+def fit_consensus(settings: Sequence[Any], basis: SketchedBasis, fold: Fold, seed: int) -> list[Tensor]:
     """The mean of the coordinates, whatever the input: with the Kemeny kernel, Kemeny's consensus ranking."""
-    predictions = []
-    for fold in folds:
-        basis = draw_basis(kernel, fold, seed)
-        z = basis.embed(fold.train.Y).mean(dim=0)
-        predictions.append(FoldPrediction(basis, z.expand(len(fold.test.Y), -1), fold))
-    return [predictions for _ in settings]
+    z = basis.embed(fold.train.Y).mean(dim=0)
+    return [z.expand(len(fold.test.Y), -1) for _ in settings]

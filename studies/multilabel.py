@@ -23,22 +23,13 @@ from dsokr.kernels import Gaussian, Kernel, Linear, Tanimoto
 from dsokr.metrics import exact_match, f1
 from dsokr.regressors import Training
 from studies.data.multilabel import CHECKSUMS, MultiLabel, generate, load_multilabel
-from studies.multilabel_methods import (
-    Choice,
-    Deep,
-    Encoder,
-    LabelMethod,
-    LabelTask,
-    Logistic,
-    NetworkSetting,
-    Ridge,
-)
+from studies.multilabel_methods import Choice, Deep, Encoder, LabelMethod, LabelTask, Logistic, NetworkSetting, Ridge
 from studies.plots import pyplot, save_figure
 from studies.results import Results, Row, group_rows, mean_and_sd, read_rows
 from studies.study import Session, Stopwatch, Study
 
 LITERATURE = {  # example-based F1 on the test part, as published; none of it was measured here
-    "bibtex": {"IOKR": 0.449, "DVN": 0.447, "SISOKR": 0.441, "SPEN": 0.422},
+    "bibtex": {"IOKR": 0.449, "DVN": 0.447, "SISOKR": 0.441, "SPEN": 0.422}
 }
 
 

@@ -10,7 +10,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 import torch
+from sklearn.preprocessing import StandardScaler, normalize
 from torch import Generator, Tensor, nn
 
 from dsokr.basis import SketchedBasis, sketch_basis
@@ -50,8 +52,12 @@ class LabelTask:
     @staticmethod
     def of(name: str, data: MultiLabel, held_out: float = 0.2) -> LabelTask:
         (X, Y), (X_test, Y_test) = data
-        scale = _scale_rows(X) if hasattr(X, "toarray") else _scale_columns(X)
-        X, X_test = scale(X), scale(X_test)
+        if sp.issparse(X):  # bags of words get one length, the average training row's: long texts should not weigh more
+            length = np.sqrt(X.multiply(X).sum() / X.shape[0])
+            X, X_test = (length * normalize(rows.toarray().astype(np.float64)) for rows in (X, X_test))
+        else:
+            scaler = StandardScaler().fit(X.astype(np.float64))
+            X, X_test = scaler.transform(X), scaler.transform(X_test)
         order = np.random.default_rng(0).permutation(len(X))
         val, fit = np.split(order, [round(held_out * len(X))])
         return LabelTask(name, (X, Y), (X[fit], Y[fit]), (X[val], Y[val]), (X_test, Y_test))
@@ -60,22 +66,6 @@ class LabelTask:
     def squared_norm(self) -> float:
         """The mean of ‖x‖², the unit in which the widths of input kernels are given."""
         return float(np.square(self.train[0]).sum(axis=1).mean())
-
-
-def _scale_rows(X: Any) -> Callable[[Any], np.ndarray]:
-    """Scale bags of words to one length, the average training row's: long texts should not weigh more."""
-    length = np.sqrt(X.multiply(X).sum() / X.shape[0])
-
-    def scale(rows: Any) -> np.ndarray:
-        rows = rows.toarray().astype(np.float64)
-        return length * rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(min=1e-12)
-
-    return scale
-
-
-def _scale_columns(X: np.ndarray) -> Callable[[Any], np.ndarray]:
-    mean, spread = X.mean(axis=0, dtype=np.float64), X.std(axis=0, dtype=np.float64)
-    return lambda rows: (rows - mean) / np.where(spread > 0, spread, 1.0)
 
 
 class Choice(NamedTuple):
@@ -200,12 +190,7 @@ class Deep(LabelMethod):
         return {name: space.decode(find_decoder(name, values["rule"]), z) for name, values in chosen.items()}
 
     def _fit(
-        self,
-        space: LabelSpace,
-        pairs: LabelPairs,
-        seed: int,
-        training: Training,
-        validation: LabelPairs | None = None,
+        self, space: LabelSpace, pairs: LabelPairs, seed: int, training: Training, validation: LabelPairs | None = None
     ) -> list[FittedNetwork]:
         regressor = Neural(self.setting.encoder, training=training)
         targets, held_out, score = Targets(*space.basis.embed_with_residual(pairs[1])), None, None

@@ -19,20 +19,11 @@ def save_figure(figure: Any, path: Path, dpi: int = 150) -> Path:
     return path
 
 
-def plot_sizes(curve: SizeCurve, chosen: int | None = None, label: str = "value", axes: Any = None) -> Any:
+def plot_sizes(curve: SizeCurve, chosen: int, label: str = "value", axes: Any = None) -> Any:
     """Plot the curve, its spread over replicates and the chosen size; returns the matplotlib axes."""
     axes = pyplot().subplots(figsize=(5, 3.4), layout="constrained")[1] if axes is None else axes
-    mean = curve.mean()
-    axes.plot(curve.sizes, mean, marker="o", markersize=3)
+    axes.plot(curve.sizes, curve.mean(), marker="o", markersize=3)
     axes.fill_between(curve.sizes, curve.values.amin(dim=0), curve.values.amax(dim=0), alpha=0.2)
-    if chosen is not None:
-        axes.axvline(chosen, color="grey", linestyle="--", linewidth=1)
-        axes.annotate(
-            f"m = {chosen}",
-            (chosen, 0.5),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, 0),
-            textcoords="offset points",
-        )
+    axes.axvline(chosen, color="grey", linestyle="--", linewidth=1)
     axes.set(xlabel="sketch size m", ylabel=f"Perfect h: {label}")
     return axes

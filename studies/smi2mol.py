@@ -59,11 +59,7 @@ class Smi2MolConfig:
     splits: tuple[int, ...] = (0, 1, 2, 3, 4)
     sizes: tuple[int, ...] = (100, 200, 400, 800, 1600, 3200, 6400)
     kernel_size: int = 3200  # of the sketch with which kernels are compared
-    baselines: tuple[Baseline, ...] = (
-        SketchedRidgeBaseline(),
-        KernelBarycenterBaseline(),
-        NetworkBarycenterBaseline(),
-    )
+    baselines: tuple[Baseline, ...] = (SketchedRidgeBaseline(), KernelBarycenterBaseline(), NetworkBarycenterBaseline())
     n_train: int | None = None  # None: all
     nearest: int = 200  # training molecules among which the best one is looked for
     drawn: int = 12  # test molecules of the last split, spread over all sizes, whose predictions are kept

@@ -8,10 +8,11 @@ are all labelled 1, and the distance with edge labels counts them as such.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,19 +31,9 @@ THREE_GRAMS = NGram(3).normalized()
 SUBTREES = WeisfeilerLehman(3).normalized()
 ENCODER = CharTransformer(layers=2, width=128, heads=4, dropout=0.1)
 
+KERNEL_GRID = {"regularization": (1e-2, 1e-1, 1.0), "neighbors": (5, 10, 15), "trade_off": (0.8, 0.95)}
+
 Grid = Mapping[str, Sequence[Any]]  # settings to choose from: every combination is tried
-
-
-class Baseline(ABC):
-    """A method of the table."""
-
-    @abstractmethod
-    def key(self, split: SMI2Mol, seed: int) -> Row:
-        """The fields that identify its row of results."""
-
-    @abstractmethod
-    def measure(self, split: SMI2Mol, seed: int) -> tuple[Row, Any]:
-        """Fit, choose and test; return what was measured, and the graphs predicted for the test molecules."""
 
 
 def mark_ends(smiles: Sequence[str]) -> list[str]:
@@ -55,132 +46,57 @@ def mean_ged(predicted: Any, true: Any) -> float:
     return edit_distance(predicted, true, edge_labels=False).mean().item()
 
 
-@dataclass(frozen=True)
-class SketchedRidgeBaseline(Baseline):
-    """SISOKR over all training molecules as candidates; λ and the decoding rule are chosen."""
+class Chosen(NamedTuple):
+    """The function from SMILES to graphs that does best on validation, its settings and its edit distance there."""
 
-    input_size: int = 3_200
-    size: int = 3_200
-    regularizations: tuple[float, ...] = (1e-6, 1e-5, 1e-4)
-
-    def key(self, split: SMI2Mol, seed: int) -> Row:
-        return {
-            "method": "sisokr",
-            "kernel": str(SUBTREES),
-            "input_kernel": str(THREE_GRAMS),
-            "sketch": "SubSample",
-            "m": self.size,
-            "input_m": self.input_size,
-            "seed": seed,
-            "n_train": len(split.train.smiles),
-            "n_test": len(split.test.smiles),
-        }
-
-    def measure(self, split: SMI2Mol, seed: int) -> tuple[Row, Any]:
-        clock = Stopwatch()
-        ridge = KernelRidge(
-            THREE_GRAMS,
-            SubSample(self.input_size),
-            self.regularizations,
-            monitor=lambda predicted, true: -mean_ged(predicted, true),
-        )
-        model = DSOKR(SUBTREES, SubSample(self.size), ridge, random_state=seed)
-        split = split.map_smiles(mark_ends)
-        with clock("fit"):
-            model.fit(*split.train, validation=split.val)
-        with clock("predict"):
-            predicted = model.predict(split.test.smiles)
-        chosen = {"regularization": model.regressor_.regularization, "rule": model.decoder_.scoring_rule()}
-        return _test(predicted, split.test, chosen, -max(model.history_["val_score"]), clock), predicted
+    predict: Callable[[list[str]], Any]
+    settings: Row
+    val_ged: float
 
 
 @dataclass(frozen=True)
-class KernelBarycenterBaseline(Baseline):
-    """Sketched ILE-FGW with weights over all training molecules.
+class Baseline(ABC):
+    """A method of the table. Limits on the number of molecules are for slow ones; None is all."""
 
-    λ, the number of neighbours and the trade-off are chosen on ``n_choose`` of the validation molecules. A prediction
-    takes some 50 ms on one core; ``n_test`` limits their number.
-    """
-
-    input_size: int = 3_200
-    grid: Grid = field(
-        default_factory=lambda: {
-            "regularization": (1e-2, 1e-1, 1.0),
-            "neighbors": (5, 10, 15),
-            "trade_off": (0.8, 0.95),
-        },
-        hash=False,
-    )
-    n_choose: int = 200
+    grid: Grid = field(default_factory=dict, hash=False)
+    n_train: int | None = None
+    n_choose: int | None = None
     n_test: int | None = None
 
-    def key(self, split: SMI2Mol, seed: int) -> Row:
-        return {
-            "method": "ile_fgw",
-            "input_kernel": str(THREE_GRAMS),
-            "sketch": "SubSample",
-            "input_m": self.input_size,
-            "seed": seed,
-            "n_train": len(split.train.smiles),
-            "n_test": len(draw_some(split.test, self.n_test, seed).smiles),
-        }
+    @abstractmethod
+    def describe(self) -> Row:
+        """The fields that identify its rows."""
 
-    def measure(self, split: SMI2Mol, seed: int) -> tuple[Row, Any]:
-        clock = Stopwatch()
-        split = split.map_smiles(mark_ends)
-        test, some = draw_some(split.test, self.n_test, seed), draw_some(split.val, self.n_choose, seed)
-        with clock("fit"):
-            model = ILEFGW(THREE_GRAMS, SubSample(self.input_size), seed=seed).fit(*split.train)
+    @abstractmethod
+    def fit(self, train: MoleculePairs, val: MoleculePairs, seed: int) -> Any:
+        """Fit one model, or one for every combination of the grid."""
 
-        def predict(settings: Row, smiles: list[str]) -> list[Any]:
-            vars(model).update(settings)  # all of them are used by predict alone
-            return model.predict(smiles)
-
-        with clock("choose"):
-            scored = [(mean_ged(predict(s, some.smiles), some.graphs), s) for s in _combine(self.grid)]
-            error, chosen = min(scored, key=lambda pair: pair[0])
-        with clock("predict"):
-            predicted = predict(chosen, test.smiles)
-        return _test(predicted, test, chosen, error, clock), predicted
-
-
-@dataclass(frozen=True)
-class NetworkBarycenterBaseline(Baseline):
-    """NNBary-FGW, trained on ``n_train`` molecules drawn from the training set: transport plans are slow.
-
-    The settings in the ``grid`` are chosen on ``n_choose`` of the validation molecules. Training takes some 15 ms per
-    molecule and epoch on one core with ten templates, a prediction as long.
-    """
-
-    network: CharTransformer = ENCODER
-    grid: Grid = field(default_factory=lambda: {"trade_off": (0.5, 0.8)}, hash=False)
-    n_train: int = 1_500
-    epochs: int = 6
-    n_choose: int = 200
-    n_test: int | None = None
-
-    def fixed(self) -> Row:
-        options = {"templates": 10, "iterations": 2, "batch_size": 16, "epochs": self.epochs}
-        return {name: value for name, value in options.items() if name not in self.grid}
+    @abstractmethod
+    def choose(self, fitted: Any, val: MoleculePairs) -> Chosen:
+        """Choose settings on the validation molecules."""
 
     def key(self, split: SMI2Mol, seed: int) -> Row:
         train, test = draw_some(split.train, self.n_train, seed), draw_some(split.test, self.n_test, seed)
-        sizes = {"n_train": len(train.smiles), "n_test": len(test.smiles)}
-        return {"method": "nnbary_fgw", "encoder": str(self.network), **self.fixed(), "seed": seed, **sizes}
+        return self.describe() | {"seed": seed, "n_train": len(train.smiles), "n_test": len(test.smiles)}
 
     def measure(self, split: SMI2Mol, seed: int) -> tuple[Row, Any]:
+        """Fit, choose and test; return what was measured, and the graphs predicted for the test molecules."""
         clock = Stopwatch()
-        train, test = draw_some(split.train, self.n_train, seed), draw_some(split.test, self.n_test, seed)
-        some = draw_some(split.val, self.n_choose, seed)
-        model = NNBaryFGW(self.network, seed=seed, **self.fixed())
+        parts = ((split.train, self.n_train), (split.val, self.n_choose), (split.test, self.n_test))
+        train, val, test = (draw_some(part, n, seed) for part, n in parts)
         with clock("fit"):
-            models = [(replace(model, **settings).fit(*train), settings) for settings in _combine(self.grid)]
+            fitted = self.fit(train, val, seed)
         with clock("choose"):
-            scored = [(mean_ged(model.predict(some.smiles), some.graphs), model, s) for model, s in models]
-            error, model, chosen = min(scored, key=lambda triple: triple[0])
+            predict, settings, val_ged = self.choose(fitted, val)
         with clock("predict"):
-            predicted = model.predict(test.smiles)
-        return _test(predicted, test, chosen, error, clock), predicted
+            predicted = predict(test.smiles)
+        labelled = edit_distance(predicted, test.graphs, edge_labels=True).mean().item()
+        metrics = {"ged": mean_ged(predicted, test.graphs), "ged_edge_labels": labelled, "val_ged": val_ged}
+        return {"chosen": settings, "metrics": metrics, "seconds": clock.seconds}, predicted
+
+    def combine(self) -> list[Row]:
+        """Every combination of the settings in the grid."""
+        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
 
 
 def draw_some(pairs: MoleculePairs, n: int | None, seed: int) -> MoleculePairs:
@@ -190,13 +106,88 @@ def draw_some(pairs: MoleculePairs, n: int | None, seed: int) -> MoleculePairs:
     return pairs.rows(np.sort(np.random.default_rng(seed).choice(len(pairs.smiles), n, replace=False)))
 
 
-def _combine(grid: Grid) -> Iterator[Row]:
-    for values in product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+@dataclass(frozen=True)
+class SketchedRidgeBaseline(Baseline):
+    """SISOKR over all training molecules as candidates; λ and the decoding rule are chosen."""
+
+    input_size: int = 3_200
+    size: int = 3_200
+    regularizations: tuple[float, ...] = (1e-6, 1e-5, 1e-4)
+
+    def describe(self) -> Row:
+        kernels = {"kernel": str(SUBTREES), "input_kernel": str(THREE_GRAMS)}
+        return {"method": "sisokr", "sketch": "SubSample", "m": self.size, "input_m": self.input_size} | kernels
+
+    def fit(self, train: MoleculePairs, val: MoleculePairs, seed: int) -> DSOKR:
+        ridge = KernelRidge(
+            THREE_GRAMS,
+            SubSample(self.input_size),
+            self.regularizations,
+            monitor=lambda predicted, true: -mean_ged(predicted, true),
+        )
+        model, held_out = (
+            DSOKR(SUBTREES, SubSample(self.size), ridge, random_state=seed),
+            (mark_ends(val.smiles), val.graphs),
+        )
+        return model.fit(mark_ends(train.smiles), train.graphs, validation=held_out)
+
+    def choose(self, fitted: DSOKR, val: MoleculePairs) -> Chosen:
+        settings = {"regularization": fitted.regressor_.regularization, "rule": fitted.decoder_.scoring_rule()}
+        return Chosen(lambda smiles: fitted.predict(mark_ends(smiles)), settings, -max(fitted.history_["val_score"]))
 
 
-def _test(predicted: Any, test: MoleculePairs, chosen: Row, val_ged: float, clock: Stopwatch) -> Row:
-    """What the predictions for the test molecules are worth, as a row."""
-    labelled = edit_distance(predicted, test.graphs, edge_labels=True).mean().item()
-    metrics = {"ged": mean_ged(predicted, test.graphs), "ged_edge_labels": labelled, "val_ged": val_ged}
-    return {"chosen": chosen, "metrics": metrics, "seconds": clock.seconds}
+@dataclass(frozen=True)
+class KernelBarycenterBaseline(Baseline):
+    """Sketched ILE-FGW with weights over all training molecules. A prediction takes some 50 ms on one core."""
+
+    grid: Grid = field(default_factory=lambda: dict(KERNEL_GRID), hash=False)
+    n_choose: int | None = 200
+    input_size: int = 3_200
+
+    def describe(self) -> Row:
+        return {
+            "method": "ile_fgw",
+            "input_kernel": str(THREE_GRAMS),
+            "sketch": "SubSample",
+            "input_m": self.input_size,
+        }
+
+    def fit(self, train: MoleculePairs, val: MoleculePairs, seed: int) -> ILEFGW:
+        return ILEFGW(THREE_GRAMS, SubSample(self.input_size), seed=seed).fit(mark_ends(train.smiles), train.graphs)
+
+    def choose(self, fitted: ILEFGW, val: MoleculePairs) -> Chosen:
+        def predict(settings: Row, smiles: list[str]) -> list[Any]:
+            vars(fitted).update(settings)  # all of them are used by predict alone
+            return fitted.predict(mark_ends(smiles))
+
+        choices = [Chosen(partial(predict, s), s, mean_ged(predict(s, val.smiles), val.graphs)) for s in self.combine()]
+        return min(choices, key=lambda choice: choice.val_ged)
+
+
+@dataclass(frozen=True)
+class NetworkBarycenterBaseline(Baseline):
+    """NNBary-FGW, trained on molecules drawn from the training set: transport plans are slow.
+
+    Training takes some 15 ms per molecule and epoch on one core with ten templates, a prediction as long.
+    """
+
+    grid: Grid = field(default_factory=lambda: {"trade_off": (0.5, 0.8)}, hash=False)
+    n_train: int | None = 1_500
+    n_choose: int | None = 200
+    epochs: int = 6
+    network: CharTransformer = ENCODER
+
+    def fixed(self) -> Row:
+        options = {"templates": 10, "iterations": 2, "batch_size": 16, "epochs": self.epochs}
+        return {name: value for name, value in options.items() if name not in self.grid}
+
+    def describe(self) -> Row:
+        return {"method": "nnbary_fgw", "encoder": str(self.network)} | self.fixed()
+
+    def fit(self, train: MoleculePairs, val: MoleculePairs, seed: int) -> list[tuple[NNBaryFGW, Row]]:
+        model = NNBaryFGW(self.network, seed=seed, **self.fixed())
+        return [(replace(model, **settings).fit(*train), settings) for settings in self.combine()]
+
+    def choose(self, fitted: list[tuple[NNBaryFGW, Row]], val: MoleculePairs) -> Chosen:
+        choices = [Chosen(model.predict, s, mean_ged(model.predict(val.smiles), val.graphs)) for model, s in fitted]
+        return min(choices, key=lambda choice: choice.val_ged)

@@ -144,7 +144,7 @@ def train_side_by_side(
         parts = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
         best = BestOfEach(parts, *val)
         options = replace(config.training, standardize=False, trainer={"callbacks": [best]})
-        fit_regression(MLP(hidden=()), options, *train, val, seed=seed, device=train[0].device)
+        fit_regression(MLP(hidden=()), options, train, val, seed=seed, device=train[0].device)
     X, Y = data.test
     for basis, part, epoch in zip(bases, parts, best.epochs, strict=True):
         z = X @ best.weight[part].T + best.bias[part]

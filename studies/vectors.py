@@ -83,7 +83,7 @@ def measure_network(config: VectorsConfig, data: LeastSquaresData, seed: int) ->
     """Train a network to predict the outputs themselves."""
     clock = Stopwatch()
     with clock("fitting"):
-        model = fit_regression(config.network, config.training, *data.train, data.val, seed=seed)
+        model = fit_regression(config.network, config.training, data.train, data.val, seed=seed)
     return {"metrics": {"mse": mse(model.predict(data.test[0]), data.test[1])}, "seconds": clock.seconds}
 
 

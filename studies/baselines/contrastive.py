@@ -22,7 +22,6 @@ from dsokr.losses import Objective
 from dsokr.metrics import ranks
 from dsokr.regressors import Neural, Targets, Training
 from dsokr.regressors.networks.base import NetworkFactory, build_network, call_optional, prepare_inputs
-from dsokr.regressors.neural import FittedNetwork
 from studies.baselines.regression import CPU, as_targets
 
 TEMPERATURE = 0.07  # Text2Mol's: its exponential multiplies the vectors of texts
@@ -39,23 +38,9 @@ class MoleculeMLP:
     hidden: int = 600
 
     def __call__(self, molecules: Any, dim: int) -> nn.Module:
-        return _VectorTower(self.hidden, torch.as_tensor(np.asarray(molecules), dtype=torch.float32), dim)
-
-
-class _VectorTower(nn.Module):
-    vectors: Tensor
-
-    def __init__(self, hidden: int, vectors: Tensor, dim: int):
-        super().__init__()
-        self.register_buffer("vectors", vectors, persistent=False)
-        first, second = nn.Linear(vectors.shape[1], hidden), nn.Linear(hidden, hidden)
-        self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(hidden, dim))
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return self.layers(self.vectors[rows])
+        vectors = nn.Embedding.from_pretrained(torch.as_tensor(molecules, dtype=torch.float32))
+        first, second = nn.Linear(vectors.embedding_dim, self.hidden), nn.Linear(self.hidden, self.hidden)
+        return nn.Sequential(vectors, first, nn.ReLU(), second, nn.ReLU(), nn.Linear(self.hidden, dim))
 
 
 @dataclass(frozen=True)
@@ -86,9 +71,6 @@ class _GraphTower(nn.Module):
         self.convolutions = nn.ModuleList(geometric.GCNConv(*pair) for pair in itertools.pairwise(widths))
         self.layers = nn.Sequential(nn.Linear(shape.hidden, shape.hidden), nn.ReLU(), nn.Linear(shape.hidden, dim))
 
-    def __len__(self) -> int:
-        return len(self.atoms) - 1
-
     def forward(self, rows: Tensor) -> Tensor:
         atoms, owner = _gather(self.atoms, rows)
         bonds, bonded = _gather(self.bond_starts, rows)
@@ -111,9 +93,9 @@ def _gather(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 class _Towers(nn.Module):
     """The network for texts, applied by ``forward``; the tower for molecules beside it, trained along with it."""
 
-    def __init__(self, texts: nn.Module, molecules: nn.Module, dim: int):
+    def __init__(self, texts: nn.Module, molecules: nn.Module, count: int, dim: int):
         super().__init__()
-        self.texts, self.molecules = texts, molecules
+        self.texts, self.molecules, self.count = texts, molecules, count
         self.text_norm, self.molecule_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.temperature = nn.Parameter(torch.tensor(TEMPERATURE))
 
@@ -135,7 +117,7 @@ class _Towers(nn.Module):
         return self.molecule_norm(self.molecules(rows))
 
     def embed_all_molecules(self) -> Tensor:  # (c, dim)
-        rows = torch.arange(len(self.molecules), device=self.temperature.device)  # type: ignore[arg-type] # towers have a length
+        rows = torch.arange(self.count, device=self.temperature.device)
         with torch.inference_mode():
             return torch.cat([self.embed_molecules(part).float() for part in rows.split(MOLECULE_BLOCK)])
 
@@ -167,13 +149,12 @@ class CMAM:
     dim: int = 300
     seed: int = 0
     device: torch.device = CPU
-    fitted: FittedNetwork = field(init=False)
 
     def fit(self, X: Any, rows: Any, molecules: Any, validation: tuple[Any, Any]) -> CMAM:
         """Train on texts and the rows of ``molecules``, all the candidates, that they describe."""
         texts = build_network(self.network, self.dim, X, self.seed)
         with seeded(self.seed):
-            towers = _Towers(texts, self.tower(molecules, self.dim), self.dim)
+            towers = _Towers(texts, self.tower(molecules, self.dim), len(molecules), self.dim)
         truth = torch.as_tensor(np.asarray(validation[1]))
         regressor = Neural(lambda dim: towers, Contrast(towers), replace(self.training, standardize=False))
         self.fitted = regressor.fit(

@@ -12,14 +12,14 @@ are not predicted: every edge is labelled 1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
+from dsokr.basis import BLOCK, sketch_basis
 from dsokr.compute import resolve_device, seeded
 from dsokr.errors import import_extra
 from dsokr.graphs import Graph, GraphBatch, from_adjacency, to_adjacency
@@ -154,9 +154,6 @@ class ILEFGW:
     iterations: int = 5
     seed: int = 0
     device: str = "auto"
-    basis: SketchedBasis = field(init=False)
-    ridge: SketchedRidge = field(init=False)
-    labels: np.ndarray = field(init=False)
 
     def fit(self, X: Any, Y: GraphBatch | Sequence[Graph]) -> ILEFGW:
         self.inputs, self.graphs = as_outputs(X, "X"), GraphBatch.of(Y)
@@ -228,7 +225,6 @@ class NNBaryFGW:
     learning_rate: float = 1e-3
     template_learning_rate: float = 1e-2  # 0 leaves the templates as they were drawn
     seed: int = 0
-    losses: list[float] = field(init=False)  # mean of every epoch
 
     def fit(self, X: Any, Y: GraphBatch | Sequence[Graph]) -> NNBaryFGW:
         batch = GraphBatch.of(Y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dsokr.losses import Objective
 from dsokr.metrics import f1
-from dsokr.regressors import Fitted, Neural, Training
+from dsokr.regressors import Neural, Training
 from dsokr.regressors.networks import NetworkFactory
 from studies.baselines.regression import CPU, as_targets
 
@@ -62,11 +62,9 @@ class LabelNetwork:
     network: NetworkFactory
     training: Training
     seed: int
-    fitted: Fitted = field(init=False)
-    never_empty: bool = field(init=False)  # whether every training set has a label
 
     def fit(self, X: np.ndarray, Y: np.ndarray, validation: tuple[Any, Any] | None = None) -> LabelNetwork:
-        self.never_empty = bool(Y.any(axis=1).all())
+        self.never_empty = bool(Y.any(axis=1).all())  # whether every training set has a label
         counts = torch.from_numpy(Y.sum(axis=0, dtype=np.float64))
         log_odds = torch.log((counts + 0.5) / (len(Y) - counts + 0.5)).float()
         training = replace(self.training, standardize=False)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from dsokr.regressors import Neural, Targets, Training
-from dsokr.regressors.base import Score
 from dsokr.regressors.networks import NetworkFactory
 from dsokr.regressors.neural import FittedNetwork
 
@@ -21,23 +20,17 @@ def as_targets(Y: Any) -> Targets:  # (n, p)
 
 
 def fit_regression(
-    network: NetworkFactory,
-    training: Training,
-    X: Any,
-    Y: Any,
-    validation: tuple[Any, Any],
-    *,
-    seed: int,
-    device: torch.device = CPU,
-    score: Score | None = None,
+    network: NetworkFactory, training: Training, train: Any, validation: Any, *, seed: int, **options: Any
 ) -> FittedNetwork:
-    """min over W of the mean of ‖g_W(x) − y‖²; the epoch is chosen on validation, by ``score`` if there is one.
+    """min over W of the mean of ‖g_W(x) − y‖² over pairs (X, Y); the epoch is chosen on validation pairs.
+
+    Options are those of ``Regressor.fit``: the device, and a score instead of the loss.
 
     >>> from dsokr import networks
     >>> X = torch.linspace(-1, 1, 64)[:, None]
-    >>> options = Training(epochs=2, progress=False)
-    >>> fit_regression(networks.MLP(()), options, X, X.expand(-1, 3), (X, X.expand(-1, 3)), seed=0).predict(X).shape
+    >>> pairs = X, X.expand(-1, 3)
+    >>> fit_regression(networks.MLP(()), Training(epochs=2, progress=False), pairs, pairs, seed=0).predict(X).shape
     torch.Size([64, 3])
     """
-    held_out = validation[0], as_targets(validation[1])
-    return Neural(network, training=training).fit(X, as_targets(Y), held_out, seed=seed, device=device, score=score)
+    pairs, held_out = ((X, as_targets(Y)) for X, Y in (train, validation))
+    return Neural(network, training=training).fit(*pairs, held_out, seed=seed, **{"device": CPU} | options)

@@ -16,8 +16,7 @@ from dsokr.kernels import WeisfeilerLehman
 Integers = NDArray[np.int64]
 
 BATCH = 4096
-ROUND = 64 * BATCH  # molecules grown between checks of how many were new,
-ROUNDS = 100  # and how many such rounds, about a second each, may lie ahead
+PATIENCE = 20  # batches in a row without a new molecule before giving up
 
 CARBON, NITROGEN, OXYGEN, FLUORINE = 6, 7, 8, 9
 SMALLER = 0.17  # how much rarer each size is than the next larger one
@@ -50,7 +49,7 @@ def generate(n: int, seed: int, max_atoms: int = 9) -> list[Graph]:
     generator = np.random.default_rng(seed)
     seen: set[int] = set()
     molecules: list[Graph] = []
-    attempts = found_before = 0
+    failures = 0
     while len(molecules) < n:
         elements = np.zeros((BATCH, max_atoms), np.int64)
         bonds = np.zeros((BATCH, max_atoms, max_atoms), np.int64)
@@ -61,14 +60,11 @@ def generate(n: int, seed: int, max_atoms: int = 9) -> list[Graph]:
                 seen.add(key)
                 new.append(position)
         molecules += _as_batch(elements[new], bonds[new])
-        attempts += BATCH
-        if attempts % ROUND == 0:
-            if (len(molecules) - found_before) * ROUNDS < n - len(molecules):
-                raise InputError(
-                    f"There are too few molecules of at most max_atoms={max_atoms} atoms: new ones have become rare "
-                    f"after {len(molecules):,} of n={n:,}. Ask for fewer or for larger ones."
-                )
-            found_before = len(molecules)
+        failures = 0 if new else failures + 1
+        if failures == PATIENCE:
+            raise InputError(
+                f"Found only {len(molecules)} of n={n:,} molecules with at most max_atoms={max_atoms} atoms."
+            )
     return molecules[:n]
 
 
