@@ -193,15 +193,13 @@ def _flatten(rows: Tensor, name: str) -> Tensor:
 
 
 def _check_finite(outputs: Outputs, given: Any, name: str) -> None:
-    if sp.issparse(outputs):
-        bad = np.flatnonzero(~np.isfinite(outputs.data))
-        row = int(np.searchsorted(outputs.indptr, bad[0], side="right")) - 1 if len(bad) else -1
-    elif isinstance(outputs, Tensor):
-        wrong = (~torch.isfinite(outputs).all(dim=1)).nonzero()
-        row = int(wrong[0]) if len(wrong) else -1
-    else:
-        return
-    if row >= 0:
+    numbers = outputs.data if sp.issparse(outputs) else outputs
+    if (not isinstance(outputs, Tensor) and not sp.issparse(outputs)) or math.isfinite(numbers.sum()):
+        return  # a sum is the quickest test
+    bad = np.argwhere(~np.isfinite(np.asarray(numbers.cpu() if isinstance(numbers, Tensor) else numbers)))
+    if len(bad):
+        first = int(bad[0, 0])
+        row = int(np.searchsorted(outputs.indptr, first, side="right")) - 1 if sp.issparse(outputs) else first
         what = "None" if isinstance(given, list | tuple) and _has_none(given[row]) else "NaN or inf"
         raise InputError(f"{name} must be finite. Got {what} in row {row}.")
 
