@@ -20,7 +20,7 @@ from dsokr.errors import InputError, MissingExtraError
 from dsokr.outputs import as_outputs
 
 ADAPTED = [
-    (Vector(("a", "b")), [("1", "10"), ("3", "30"), ("2", "5")]),
+    (Vector(("a", "b")), ["1;10", "3;30", "2;5"]),
     (Labels(), ["a;b", "b", "{}", "c;a"]),
     (Labels(), ["a|b", "b", "c|a"]),
     (Ranking(), ["a>b>c", "b>a=c", "c>a"]),
@@ -68,13 +68,10 @@ def test_a_kind_is_plain_json(kind):
         (Vector(), "0,15", "'0,15' is not a number. Write decimals with a point"),
         (Vector(), "1.234.567,8", "'1.234.567,8' is not a number. Write decimals with a point, and nothing between"),
         (Vector(), "1,3,5", "'1,3,5' is not a number."),
-        (Vector(), "1 -1e300", "-1e+300 is too large a number: at most 1e+100."),
-        (Vector(("a", "b")), ("1", ""), "The cell in 'b' is empty."),
-        (Vector(("a", "b")), ("x", "2"), "'x' in 'a' is not a number."),
+        (Vector(("a", "b")), "1;", "The cell in 'b' is empty."),
+        (Vector(("a", "b")), ["x", 2], "'x' in 'a' is not a number."),
         (Vector((), (0.0, 0.0), (1.0, 1.0)), "1", "There must be 2 numbers. Got 1."),
-        (Vector((), (0.0,), (1.0,)), "1e90", "1e+90 is too far from the numbers of training"),
         (Text(), "  ", "The cell is empty."),
-        (Text(), ("a", "b"), "This must be one text. Got 2 cells: a, b."),
         (Letters(), "größe", "The network reads ASCII characters only. Got 'ö' in 'größe'."),
         (Letters((), 3), "abcd", "The network reads at most 3 characters. Got 4."),
         (Labels((), ("red", "round")), "", "The cell is empty. Write {} if it has none of the labels."),
@@ -209,7 +206,7 @@ def test_without_pillow_the_extra_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("guess", "columns", "cells", "expected"),
     [
-        (guess_input, ["a", "b"], [("1", "2")], "vector"),
+        (guess_input, ["a", "b"], ["1;2"], "vector"),
         (guess_input, ["x"], ["1.5", "2e3", "-1"], "vector"),
         (guess_input, ["x"], ["1 2 3", "[4, 5, 6]"], "vector"),
         (guess_input, ["SMILES"], ["CCO", "bad"], "smiles"),
@@ -222,7 +219,7 @@ def test_without_pillow_the_extra_is_named(monkeypatch):
         (guess_input, ["cas"], ["64-17-5", "67-56-1", "7732-18-5"], "string"),
         (guess_input, ["code"], ["A17", "B9", "12"], "string"),
         (guess_input, ["note"], ["seen on 3 of 7 days", "12", "none"], "text"),
-        (guess_output, ["a", "b"], [("1", "2")], "vector"),
+        (guess_output, ["a", "b"], ["1;2"], "vector"),
         (guess_output, ["y"], ["1", "2"], "vector"),
         (guess_output, ["y"], ["CCO", "c1ccccc1", "CC(=O)O"], "smiles"),
         (guess_output, ["y"], ["a>b>c", "b>a>c"], "ranking"),

@@ -155,7 +155,8 @@ def test_from_a_table_to_predictions_metrics_and_a_report(dsokr, folder, tmp_pat
     dsokr("report", model, "--test", table, "--out", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert f"{len(given)} test pairs" in page and "held out for validation" in page and "What was trained" in page
-    assert page.count("<svg") >= 5 * 8 if kind in ("smiles", "graph") else "<svg" not in page
+    assert page.count('<svg class="chart"') == 2
+    assert page.count("<svg") >= 5 * 8 if kind in ("smiles", "graph") else page.count("<svg") == 2
     assert 'src="http' not in page and "href" not in page
 
 
@@ -219,7 +220,7 @@ def test_candidates_twice_and_bad_ones(dsokr, fitted, inputs, tmp_path):
     done = dsokr(*arguments, tmp_path / "r.csv", "--on-error", "fail", expect=1)
     assert "line 2" in done.stderr and "--on-error skip" in done.stderr and not (tmp_path / "r.csv").exists()
     candidates.write_text("C1CC\n")
-    why = "has no candidate that can be used. The first: "
+    why = f"{candidates} has 1 row, none of which can be used. The first: "
     assert why in dsokr(*arguments, tmp_path / "r.csv", expect=1).stderr
     test = write(tmp_path / "test.csv", ["text", "smiles"], [["carbon oxygen", "CO"]])
     assert why in dsokr("evaluate", fitted, test, "--candidates", candidates, expect=1).stderr
@@ -303,7 +304,9 @@ def test_candidates_in_a_table_and_in_an_index(dsokr, fitted, folder, inputs, tm
     assert f"names a column of a file: {index} is an index." in done.stderr
     done = dsokr("evaluate", fitted, folder / "smiles.csv", "--candidates", index, expect=1)
     assert "library.idx is a folder. Name a file." in done.stderr
-    assert predict.TOP == 10 and len(library.open_index(Predictor.load(fitted, "cpu"), index)) == 80
+    done = dsokr("embed", fitted, folder / "library.smi", "--out", tmp_path / "flat", "--kind", "flat", expect=1)
+    assert "kind must be one of" in done.stderr
+    assert len(library.open_index(Predictor.load(fitted, "cpu"), index)) == 80
 
 
 def test_numbers_of_candidates_are_written_in_any_way(dsokr, folder, tmp_path):
@@ -387,8 +390,8 @@ def test_tiny_scores_are_told_apart(fitted, folder, smiles, monkeypatch):
     best = predictor.among(smiles).top(z, 10, "cosine").indices
     monkeypatch.setattr(library, "BLOCK", 7)
     source = library.Library(predictor, folder / "library.smi", None, Problems())
-    found = predict.rank_library(source, 1e-20 * z, 10, "cosine")
-    assert [[hit.cell for hit in hits] for hits in found.hits] == [[smiles[i] for i in row] for row in best]
+    found = predict.rank_library(source, 1e-20 * z, 10, "cosine", say=lambda *_, **__: None)
+    assert [[hit.cell for hit in hits] for hits in found] == [[smiles[i] for i in row] for row in best]
 
 
 def test_an_evaluation_says_what_the_right_answers_were_ranked_among(dsokr, fitted, tmp_path, smiles):
@@ -442,8 +445,7 @@ def test_metrics_that_are_undefined_are_left_out(dsokr, folder, tmp_path):
     dsokr("fit", "--train", folder / "ranking.csv", *columns, *QUICK, "--out", tmp_path / "m")
     test = write(tmp_path / "t.csv", ["a", "b", "c", "order"], [[1, 2, 3, "apple=banana=cherry"]])
     assert json.loads(dsokr("evaluate", tmp_path / "m", test, "--json").stdout)["metrics"] == {"exact": 0.0}
-    text = dsokr("evaluate", tmp_path / "m", test).stdout
-    assert "0% of 1 prediction is exactly right; Kendall's tau is undefined, as no two items are ordered" in text
+    assert "0% of 1 prediction is exactly right." in dsokr("evaluate", tmp_path / "m", test).stdout
 
 
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
@@ -561,7 +563,7 @@ def test_options_in_a_file(dsokr, folder, tmp_path):
     )
     facts = json.loads(dsokr("fit", "--config", config, "--epochs", "3", "--json").stdout)
     assert facts["rows"]["validation"] == 12 and facts["chosen"]["kernel"].startswith("Gaussian(gamma=0.")
-    assert facts["chosen"]["training"].startswith("Training(epochs=3, ")
+    assert "Training(epochs=3, " in facts["chosen"]["regressor"]
     assert facts["chosen"]["input"] == "a, b, c as vector"
     assert (tmp_path / "model" / "report.html").exists()
 
@@ -606,10 +608,6 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
             "fit --train {}/same.csv --input a --output b,c --out m",
             "All outputs in the columns b, c are the same",
         ),
-        (
-            "fit --train {}/huge.csv --input a --output b --out m",
-            "row 2 (the header is row 1), column 'b': 1e+300 is",
-        ),
         ("fit --train {}/open.csv --input text --output smiles --out m", "A double quote in row 12 of"),
         (
             "fit --train {}/commas.csv --input a --output b --out m",
@@ -634,7 +632,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         ),
         (f"{VECTOR} --input-kind txt", "Choose from "),
         (f"{VECTOR} --output-kind image", "Choose from "),
-        (f"{VECTOR} --output-kind smiles", "None of the 60 rows of"),
+        (f"{VECTOR} --output-kind smiles", "vector.csv has 60 rows, none of which can be used."),
         (f"{SMILES} --output-kind Molecule(radius=-1)", "Molecule.radius must be an integer of at least 0. Got -1."),
         (f"{VECTOR} --size 99", "--size must be auto, or from 1 to the number of training rows, 54. Got 99."),
         (f"{VECTOR} --learning-rate 0", "--learning-rate must be positive and finite. Got 0.0."),
@@ -656,6 +654,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         ("evaluate {} {}/vector.csv --candidates-column c", "Name them with --candidates."),
         ("report {} --out {}/few.csv/r.html", "few.csv is not a folder."),
         ("report {} --out report.pdf", "Name it .html"),
+        ("rank {} {}/vector.csv --out o.csv --candidates {}/few.csv --rule best", "The decoding rule must be one of"),
         ("serve {} --timeout 0", "seconds must be above 0. Got 0.0."),
     ],
 )
@@ -663,7 +662,6 @@ def test_errors_are_one_sentence(dsokr, folder, tmp_path, monkeypatch, line, mes
     monkeypatch.chdir(tmp_path)
     write(folder / "few.csv", ["a", "b"], [[1, 2], [3, 4], [5, 6]])
     write(folder / "same.csv", ["a", "b", "c"], [[x, 1, 2] for x in range(20)])
-    write(folder / "huge.csv", ["a", "b"], [[x, f"{x + 1}e300"] for x in range(20)])
     write(folder / "one.csv", ["a", "b"], [[1, 2]])
     lines = (folder / "smiles.csv").read_text().splitlines()
     (folder / "open.csv").write_text("\n".join([*lines[:11], f'"{lines[11]}', *lines[12:]]))
@@ -685,8 +683,6 @@ def test_errors_are_one_sentence(dsokr, folder, tmp_path, monkeypatch, line, mes
         ("fit --train t.csv --input a --output b --out m --validation-fraction 1", "--validation-fraction"),
         ("predict m t.csv --out o.csv --top 0", "--top"),
         ("rank m t.csv --out o.csv", "--candidates"),
-        ("rank m t.csv --out o.csv --candidates c.smi --rule best", "--rule"),
-        ("embed m c.smi --out i --kind flat", "--kind"),
         ("reproduce synthetic", "reproduce"),
     ],
 )
@@ -802,15 +798,13 @@ def test_ctrl_c_while_a_library_is_read_leaves_no_table(dsokr, fitted, folder, i
     assert done.stderr == "dsokr: interrupted\n" and [path.name for path in tmp_path.iterdir()] == ["inputs.csv"]
 
 
-def test_the_report_does_not_need_matplotlib_and_escapes_what_is_written(fitted, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+def test_the_report_escapes_what_is_written(fitted, tmp_path):
     predictor = Predictor.load(fitted, "cpu")
     cells = ["<script>alert(1)</script>"], ["CO"]
     test = Pairs([2], *cells, predictor.input.parse(cells[0]), predictor.output.parse(cells[1]))
     report.write_report(predictor, tmp_path / "r.html", "m", test, "t.csv")
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "<script>" not in page and "&lt;script&gt;" in page
-    assert "The curves are not drawn" in page and "dsokr[plots]" in page
 
 
 def test_the_commands_in_a_report_run_as_they_are_printed(dsokr, folder, tmp_path, monkeypatch):

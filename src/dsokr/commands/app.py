@@ -78,7 +78,7 @@ def _add_command(name: str, function: str, kind: type[options.Options]) -> None:
     parameters = [parameter.replace(annotation=types[field]) for field, parameter in signature.parameters.items()]
 
     def command(**given: Any) -> None:
-        _run(*function.split("."), kind(**given))
+        _run(function, kind(**given))
 
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # typer reads it
     app.command(name, help=kind.__doc__)(command)
@@ -92,9 +92,10 @@ _add_command("report", "report.report", options.ReportOptions)
 _add_command("embed", "library.embed", options.EmbedOptions)
 
 
-def _run(module: str, function: str, given: options.Options) -> None:
+def _run(function: str, given: options.Options) -> None:
     """Call the function of a command and print its result; on standard error, the rows that were skipped."""
-    command = getattr(import_module(f"dsokr.commands.{module}"), function)
+    module, name = function.split(".")
+    command = getattr(import_module(f"dsokr.commands.{module}"), name)
     problems = import_module("dsokr.commands.tables").Problems(given.on_error == "fail")
     with _notes(), _progress(given.as_json) as say:
         result = command(given, problems, say)

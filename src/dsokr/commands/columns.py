@@ -8,10 +8,10 @@ every bad one why it is bad. A kind is plain data and is saved with the model as
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -20,31 +20,16 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import scipy.sparse as sp
 
-from dsokr import decoders
-from dsokr.commands.cells import (
-    NO_LABEL,
-    Cell,
-    count_of,
-    join_values,
-    load_picture,
-    parse_good,
-    parse_numbers,
-    parse_text,
-    shorten,
-    suggest,
-)
-from dsokr.decoders import Decoder
+from dsokr.commands.cells import NO_LABEL, count_of, load_picture, parse_numbers, parse_text, shorten, suggest
 from dsokr.errors import InputError, check_integers
 from dsokr.graphs import Graph
 from dsokr.kernels import FeatureKernel, Kernel
-from dsokr.outputs import Outputs
 
 BLOCK = 1024  # cells parsed at once; a bad one costs a second look at its block
-FARTHEST = 1e12  # times the spread of the training numbers; networks compute with seven digits
 MAJORITY = 0.75  # share of the rankings that must agree on the items there are
 GREY = {"1", "L", "LA", "I", "I;16", "F"}  # modes of pictures
-VALENCES = {5: 3, 6: 4, 7: 3, 8: 2, 9: 1, 14: 4, 15: 5, 16: 6, 17: 1, 35: 1, 53: 1}
 
 _chem = partial(import_module, "dsokr.chem")  # needs RDKit
 
@@ -65,21 +50,23 @@ class Kind(ABC):
     columns: tuple[str, ...] = ()
 
     @abstractmethod
-    def parse(self, cells: Sequence[Cell]) -> Any:
+    def parse(self, cells: Sequence[str]) -> Any:
         """Return the values of cells as the estimator takes them. A bad cell is an ``InputError`` with the reason."""
 
-    def adapt(self, cells: Sequence[Cell]) -> Self:
+    def adapt(self, cells: Sequence[str]) -> Self:
         """Return this kind with what the training cells show; bad cells are ignored."""
         return self
 
-    def locate(self, cells: Sequence[Cell], folder: Path) -> Sequence[Cell]:
+    def locate(self, cells: Sequence[str], folder: Path) -> Sequence[str]:
         """Return cells of a table in this folder such that they can be read from anywhere."""
         return cells
 
-    def read(self, cells: Sequence[Cell]) -> Read:
-        """Parse the good cells, and say why the others are bad."""
+    def read(self, cells: Sequence[str]) -> Read:
+        """Parse the good cells, and say why the others are bad. Lists stand for the cells of several columns."""
+        cells = [cell if isinstance(cell, str) else ";".join(map(str, cell)) for cell in cells]
         parts: list[Any] = []
-        good, bad = [], {}
+        good: list[int] = []
+        bad: dict[int, str] = {}
         for start in range(0, len(cells), BLOCK):
             block = dict(enumerate(cells[start : start + BLOCK], start))
             try:
@@ -89,9 +76,9 @@ class Kind(ABC):
                 block = {position: cell for position, cell in block.items() if position not in wrong}
                 parts += [self.parse(list(block.values()))] if block else []
             good += block
-        return Read(join_values(parts), good, bad)
+        return Read(_join(parts), good, bad)
 
-    def _find_bad(self, cells: Mapping[int, Cell]) -> dict[int, str]:
+    def _find_bad(self, cells: Mapping[int, str]) -> dict[int, str]:
         bad = {}
         for position, cell in cells.items():
             try:
@@ -100,7 +87,7 @@ class Kind(ABC):
                 bad[position] = str(error).replace(" at index 0", "")
         return bad
 
-    def parse_all(self, cells: Sequence[Cell], noun: str) -> Any:
+    def parse_all(self, cells: Sequence[str], noun: str) -> Any:
         """Return the values of cells that must all be good; a bad one is named by its position."""
         if isinstance(cells, str) or not len(cells):
             raise InputError(f"{noun}s must be a list with at least one of them. Got {cells!r}.")
@@ -111,7 +98,7 @@ class Kind(ABC):
 
 
 class OutputKind(Kind):
-    """A kind that can also be written, with its default kernel and the decoder that searches all outputs."""
+    """A kind that can also be written, with its default kernel."""
 
     kernel: ClassVar[str]
 
@@ -119,7 +106,7 @@ class OutputKind(Kind):
     def format(self, value: Any) -> str:
         """Write one output as a cell."""
 
-    def key(self, cell: Cell) -> str:
+    def key(self, cell: str) -> str:
         """Return a text that is equal for cells that mean the same."""
         return self.format(self.parse([cell])[0])
 
@@ -127,9 +114,17 @@ class OutputKind(Kind):
         """Return this kind with outputs in the form that the kernel takes."""
         return self
 
-    @abstractmethod
-    def search(self, kernel: Kernel, ys: Outputs) -> Decoder | None:
-        """Return the decoder over all outputs of this kind, if there is one for the kernel."""
+
+def _join(parts: list[Any]) -> Any:
+    if parts and sp.issparse(parts[0]):
+        return sp.vstack(parts, format="csr")
+    return np.concatenate(parts) if parts and isinstance(parts[0], np.ndarray) else [*chain(*parts)]
+
+
+def _parse_good(parse: Callable[[str], Any], cells: Iterable[str]) -> Iterator[Any]:
+    for cell in cells:
+        with suppress(InputError):
+            yield parse(cell)
 
 
 @dataclass(frozen=True)
@@ -146,8 +141,8 @@ class Vector(OutputKind):
     mean: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
 
-    def adapt(self, cells: Sequence[Cell]) -> Vector:
-        rows = list(parse_good(lambda cell: parse_numbers(cell, self.columns), cells))
+    def adapt(self, cells: Sequence[str]) -> Vector:
+        rows = list(_parse_good(lambda cell: parse_numbers(cell, self.columns), cells))
         if not rows:
             return self
         width = Counter(map(len, rows)).most_common(1)[0][0]
@@ -156,7 +151,7 @@ class Vector(OutputKind):
         spread[spread <= 1e-12 * np.abs(table).max(axis=0, initial=1.0)] = 1.0  # a column that never changes
         return replace(self, mean=tuple(table.mean(axis=0).tolist()), scale=tuple(spread.tolist()))
 
-    def parse(self, cells: Sequence[Cell]) -> np.ndarray:
+    def parse(self, cells: Sequence[str]) -> np.ndarray:
         return np.stack([self._scale(parse_numbers(cell, self.columns)) for cell in cells])
 
     def _scale(self, numbers: np.ndarray) -> np.ndarray:
@@ -164,10 +159,7 @@ class Vector(OutputKind):
             return numbers
         if len(numbers) != len(self.mean):
             raise InputError(f"There must be {count_of(len(self.mean), 'number')}. Got {len(numbers)}.")
-        scaled = (numbers - self.mean) / self.scale
-        if np.abs(scaled).max() > FARTHEST:
-            raise InputError(f"{numbers[np.abs(scaled).argmax()]:g} is too far from the numbers of training.")
-        return scaled
+        return (numbers - self.mean) / self.scale
 
     def unscale(self, values: Any) -> np.ndarray:  # (n, d) -> (n, d)
         """Return values in the units of the table."""
@@ -176,9 +168,6 @@ class Vector(OutputKind):
     def format(self, value: Any) -> str:
         return " ".join(f"{number:.7g}" for number in self.unscale(value))
 
-    def search(self, kernel: Kernel, ys: Outputs) -> Decoder:
-        return decoders.Gradient()
-
 
 @dataclass(frozen=True)
 class Text(Kind):
@@ -186,7 +175,7 @@ class Text(Kind):
 
     name: ClassVar[str] = "text"
 
-    def parse(self, cells: Sequence[Cell]) -> list[str]:
+    def parse(self, cells: Sequence[str]) -> list[str]:
         return [" ".join(parse_text(cell).split()) for cell in cells]
 
 
@@ -197,11 +186,11 @@ class Letters(Kind):
     name: ClassVar[str] = "string"
     longest: int = 0  # 0: not known yet
 
-    def adapt(self, cells: Sequence[Cell]) -> Self:
+    def adapt(self, cells: Sequence[str]) -> Self:
         lengths = map(len, replace(self, longest=0).read(cells).values)
         return replace(self, longest=max(32, math.ceil(1.25 * max(lengths, default=0))))
 
-    def parse(self, cells: Sequence[Cell]) -> list[str]:
+    def parse(self, cells: Sequence[str]) -> list[str]:
         texts = self._spell([parse_text(cell) for cell in cells])
         for text in texts:
             if odd := [letter for letter in text if not letter.isascii() or letter == "\0"]:
@@ -235,14 +224,14 @@ class Image(Kind):
     def __post_init__(self) -> None:
         check_integers(self, side=1)
 
-    def adapt(self, cells: Sequence[Cell]) -> Image:
-        modes = {picture.mode for picture in parse_good(load_picture, cells[:200])}
+    def adapt(self, cells: Sequence[str]) -> Image:
+        modes = {picture.mode for picture in _parse_good(load_picture, cells[:200])}
         return replace(self, mode="L" if modes and modes <= GREY else "RGB")
 
-    def locate(self, cells: Sequence[Cell], folder: Path) -> Sequence[Cell]:
-        return [str(folder / cell.strip()) if isinstance(cell, str) and cell.strip() else cell for cell in cells]
+    def locate(self, cells: Sequence[str], folder: Path) -> Sequence[str]:
+        return [str(folder / cell.strip()) if cell.strip() else cell for cell in cells]
 
-    def parse(self, cells: Sequence[Cell]) -> np.ndarray:
+    def parse(self, cells: Sequence[str]) -> np.ndarray:
         return np.stack([self._scale(load_picture(cell)) for cell in cells])
 
     def _scale(self, picture: Any) -> np.ndarray:
@@ -265,25 +254,24 @@ class Labels(OutputKind):
     names: tuple[str, ...] = ()
     separator: str = ";"
 
-    def adapt(self, cells: Sequence[Cell]) -> Labels:
-        texts = [cell for cell in cells if isinstance(cell, str)]
-        bars = sum("|" in text for text in texts) > sum(";" in text for text in texts)
+    def adapt(self, cells: Sequence[str]) -> Labels:
+        bars = sum("|" in cell for cell in cells) > sum(";" in cell for cell in cells)
         kind = replace(self, separator="|" if bars else ";")
-        return replace(kind, names=tuple(sorted(set(chain.from_iterable(map(kind._split, texts))))))
+        return replace(kind, names=tuple(sorted(set(chain.from_iterable(map(kind._split, cells))))))
 
     @cached_property
     def _places(self) -> dict[str, int]:
         return {label: place for place, label in enumerate(self.names)}
 
-    def _split(self, cell: Cell) -> list[str]:
-        text = cell.strip() if isinstance(cell, str) else self.separator.join(map(str, cell))
-        return [] if text == NO_LABEL else [part.strip() for part in text.split(self.separator) if part.strip()]
+    def _split(self, cell: str) -> list[str]:
+        parts = "" if cell.strip() == NO_LABEL else cell
+        return [part.strip() for part in parts.split(self.separator) if part.strip()]
 
-    def parse(self, cells: Sequence[Cell]) -> np.ndarray:
+    def parse(self, cells: Sequence[str]) -> np.ndarray:
         rows = np.zeros((len(cells), len(self.names)), np.int8)
         for row, cell in zip(rows, cells, strict=True):
             labels = self._split(cell)
-            if not labels and (not isinstance(cell, str) or cell.strip() != NO_LABEL):
+            if not labels and cell.strip() != NO_LABEL:
                 raise InputError(f"The cell is empty. Write {NO_LABEL} if it has none of the labels.")
             for label in labels:
                 if label not in self._places:
@@ -294,9 +282,6 @@ class Labels(OutputKind):
     def format(self, value: Any) -> str:
         there = [label for label, bit in zip(self.names, value, strict=True) if bit]
         return self.separator.join(there) or NO_LABEL
-
-    def search(self, kernel: Kernel, ys: Outputs) -> Decoder:
-        return decoders.LabelSet()
 
 
 @dataclass(frozen=True)
@@ -312,8 +297,8 @@ class Ranking(OutputKind):
     items: tuple[str, ...] = ()
     full: bool = False  # every item, without ties
 
-    def adapt(self, cells: Sequence[Cell]) -> Ranking:
-        ranked = Counter(frozenset(chain(*groups)) for groups in parse_good(self._split, cells))
+    def adapt(self, cells: Sequence[str]) -> Ranking:
+        ranked = Counter(frozenset(chain(*groups)) for groups in _parse_good(self._split, cells))
         items = frozenset().union(*ranked)
         if self.full and ranked:  # one misspelt item is not an item that all other rankings miss
             usual = ranked.most_common(1)[0][0]
@@ -325,9 +310,9 @@ class Ranking(OutputKind):
     def _places(self) -> dict[str, int]:
         return {item: place for place, item in enumerate(self.items)}
 
-    def _split(self, cell: Cell) -> list[list[str]]:
+    def _split(self, cell: str) -> list[list[str]]:
         """Return the items, best first; tied items together."""
-        parts = re.split(">" if ">" in cell else ";", cell) if isinstance(cell, str) else list(map(str, cell))
+        parts = cell.split(">" if ">" in cell else ";")
         groups = [[item.strip() for item in part.split("=") if item.strip()] for part in parts]
         items = Counter(chain(*groups))
         if not items:
@@ -338,7 +323,7 @@ class Ranking(OutputKind):
             raise InputError(f"{items.most_common(1)[0][0]!r} is ranked twice.")
         return [group for group in groups if group]
 
-    def parse(self, cells: Sequence[Cell]) -> np.ndarray:
+    def parse(self, cells: Sequence[str]) -> np.ndarray:
         return np.stack([self._parse_one(self._split(cell)) for cell in cells])
 
     def _parse_one(self, groups: list[list[str]]) -> np.ndarray:
@@ -362,10 +347,6 @@ class Ranking(OutputKind):
     def suit(self, kernel: Kernel) -> Ranking:
         return replace(self, full="Kemeny" not in repr(kernel))
 
-    def search(self, kernel: Kernel, ys: Outputs) -> Decoder | None:
-        by_kernel = {"Kemeny": decoders.Kemeny(), "Hamming": decoders.HammingRanking(), "Lehmer": decoders.Lehmer()}
-        return by_kernel.get(type(kernel).__name__)
-
 
 @dataclass(frozen=True)
 class String(OutputKind):
@@ -374,14 +355,11 @@ class String(OutputKind):
     name: ClassVar[str] = "string"
     kernel: ClassVar[str] = "NGram((1, 2, 3))"
 
-    def parse(self, cells: Sequence[Cell]) -> list[str]:
+    def parse(self, cells: Sequence[str]) -> list[str]:
         return [parse_text(cell) for cell in cells]
 
     def format(self, value: Any) -> str:
         return str(value)
-
-    def search(self, kernel: Kernel, ys: Outputs) -> Decoder:
-        return decoders.NGram()
 
 
 @dataclass(frozen=True)
@@ -398,7 +376,7 @@ class Molecule(OutputKind):
     def __post_init__(self) -> None:
         check_integers(self, radius=0)
 
-    def parse(self, cells: Sequence[Cell]) -> Any:
+    def parse(self, cells: Sequence[str]) -> Any:
         smiles = [parse_text(cell) for cell in cells]
         if self.as_graph:
             return _chem().graphs(smiles)
@@ -410,23 +388,11 @@ class Molecule(OutputKind):
             raise InputError("A molecule cannot be made from its fingerprint.")
         return _chem().smiles(value)
 
-    def key(self, cell: Cell) -> str:
+    def key(self, cell: str) -> str:
         return _chem().canonical([parse_text(cell)], stereo=self.chirality)[0]
 
     def suit(self, kernel: Kernel) -> Molecule:
         return replace(self, as_graph=isinstance(kernel, FeatureKernel))
-
-    def search(self, kernel: Kernel, ys: Outputs) -> Decoder | None:
-        """Return a search among molecules of the elements that occur, no larger than the largest."""
-        if not self.as_graph:
-            return None
-        elements: dict[int, int] = {}
-        for graph in ys:
-            for place, element in enumerate(graph.labels):
-                bonds = sum(order for i, j, order in graph.edges if place in (i, j))
-                elements[element] = max(elements.get(element, 1), bonds)
-        valences = tuple((element, VALENCES.get(element, most)) for element, most in sorted(elements.items()))
-        return decoders.GraphSearch(decoders.Molecules(valences, max(len(graph.labels) for graph in ys)))
 
 
 INPUTS: Mapping[str, type[Kind]] = {kind.name: kind for kind in (Vector, Text, Letters, SmilesLetters, Image)}

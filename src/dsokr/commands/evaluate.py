@@ -12,7 +12,7 @@ import rich.table
 import torch
 from torch import Tensor
 
-from dsokr.commands.cells import as_text, count_of
+from dsokr.commands.cells import count_of
 from dsokr.commands.columns import Labels, Molecule, Ranking, String, Vector
 from dsokr.commands.library import Library
 from dsokr.commands.options import EvaluateOptions, Result, Say
@@ -51,7 +51,7 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     if options.candidates is not None:
         library = Library(predictor, options.candidates, options.candidates_column, problems)
         candidates = [cell for block in library.blocks() for cell in block.cells]
-        library.check_some(len(candidates))
+        library.check_some()
     metrics = evaluate(predictor, pairs, candidates)
     table = rich.table.Table("metric", "value", "what it means")
     for row in list_metrics(metrics):
@@ -77,8 +77,7 @@ def evaluate(predictor: Predictor, pairs: Pairs, candidates: Sequence[str] | Non
     picks from a list, picked, among the known outputs and all the right answers. Ties count as in
     :func:`dsokr.metrics.retrieval`.
     """
-    z = predictor.model.coefficients(pairs.X)
-    true = [as_text(cell) for cell in pairs.outputs]
+    z, true = predictor.model.coefficients(pairs.X), pairs.outputs
     if candidates is None and not isinstance(predictor.output, Molecule):
         return _compare(predictor, predictor.decode(z)[0], true)
     there = by_meaning(predictor, predictor.known if candidates is None else candidates)
@@ -165,32 +164,31 @@ def summarize(metrics: dict[str, float], n: int) -> str:
     said = _summarize_ranks(metrics, n) if "hits@1" in metrics else []
     if "exact" in metrics:
         said.append(f"{metrics['exact']:.0%} of {count_of(n, 'prediction')} {'is' if n == 1 else 'are'} exactly right")
-    names = {"f1": "F1", "kendall_tau": "Kendall's tau", "r2": "R²", "edits": "edits to the truth"}
+    names = {
+        "f1": "F1",
+        "kendall_tau": "Kendall's tau",
+        "r2": "R²",
+        "mae": "mean absolute error",
+        "edits": "mean edits",
+    }
     said += [f"{words} {metrics[name]:.3g}" for name, words in names.items() if name in metrics]
-    if "mae" in metrics and "r2" not in metrics:
-        said.append(f"mean absolute error {metrics['mae']:.3g}; R² is undefined, as all right answers are the same")
-    if set(metrics) == {"exact"}:
-        said.append("Kendall's tau is undefined, as no two items are ordered in a right answer and its prediction")
     text = "; ".join(said)
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def _summarize_ranks(metrics: dict[str, float], n: int) -> list[str]:
-    among, where = count_of(int(metrics["candidates"]), "candidate"), ""
-    if metrics.get("known") == 1:
-        among += " (the known outputs, which hold all right answers)"
-    elif "known" in metrics:
+    if "listed" in metrics:
+        pool = f"the list, which holds {metrics['listed']:.0%} of the right answers"
+    elif metrics["known"] == 1:
+        pool = "the known outputs, which hold all right answers"
+    else:
         share = f"{metrics['known']:.0%} of which are known outputs"
-        among += f" (the known outputs and the {count_of(n, 'right answer')}, {share})"
-    elif "listed" in metrics:
-        share = "all" if metrics["listed"] == 1 else f"{metrics['listed']:.0%} of the"
-        among += f" (the list, which holds {share} right answers)"
-        where = " where it is in the list" if metrics["listed"] < 1 else ""
+        pool = f"the known outputs and the {count_of(n, 'right answer')}, {share}"
     said = [
-        f"among {among} the right answer comes first for {metrics['hits@1']:.0%} of {count_of(n, 'input')} and is one "
-        f"of the first ten for {metrics['hits@10']:.0%}"
+        f"among {count_of(int(metrics['candidates']), 'candidate')} ({pool}) the right answer comes first for "
+        f"{metrics['hits@1']:.0%} of {count_of(n, 'input')} and is one of the first ten for {metrics['hits@10']:.0%}"
     ]
-    return said + ([f"its mean rank{where} is {metrics['mean_rank']:.1f}"] if "mean_rank" in metrics else [])
+    return said + ([f"its mean rank among them is {metrics['mean_rank']:.1f}"] if "mean_rank" in metrics else [])
 
 
 def list_metrics(metrics: dict[str, float]) -> list[list[str]]:

@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Generator
 
-from dsokr import __version__, decoders, kernels, losses, networks, regressors, selection, sketches
+from dsokr import __version__, selection, sketches
 from dsokr.commands import columns
-from dsokr.commands.cells import Cell, count_of, guess_input, guess_output, parse_numbers
+from dsokr.commands.cells import count_of, guess_input, guess_output, parse_numbers
 from dsokr.commands.columns import Kind, Labels, OutputKind, String, Vector
 from dsokr.commands.evaluate import evaluate, summarize
 from dsokr.commands.options import FitOptions, Result, Say
@@ -27,6 +27,7 @@ from dsokr.commands.report import find_examples, write_report
 from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
 from dsokr.errors import InputError, Interrupted, ModelFolderError
+from dsokr.estimator import PARTS
 from dsokr.files import LOCK, check_place, fingerprint, lock_folder, write_json
 from dsokr.kernels import Kernel
 from dsokr.outputs import as_outputs, count, distinct, keys, take
@@ -119,43 +120,32 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
         raise InputError(f"--size must be auto, or from 1 to {most}. Got {options.size}.")
     model = make_model(options, network, output, kernel, pairs.Y, valid is not None)
     predictor = Predictor(model, input, output)
-    source = f" from {options.valid}" if options.valid else ""
+    source, written = f" from {options.valid}" if options.valid else "", model.get_params(deep=False)
     chosen = {
         "rows": f"{len(rows.attempted):,} in {options.train}",
-        **_describe(predictor),
+        **{name: f"{', '.join(kind.columns)} as {kind.name}" for name, kind in predictor.kinds().items()},
+        **{name: write_expression(written[name], *PARTS[name]) for name in ("kernel", "regressor", "decoder")},
         "pairs": f"{len(pairs):,} to train on, {len(valid or []):,} held out for validation{source}{repeats}",
         "seed": str(options.seed),
     }
     return replace(predictor, facts={"chosen": chosen}), pairs, valid
 
 
-def _describe(predictor: Predictor) -> dict[str, str]:
-    """Return the parts of the model, as expressions that the options take."""
-    model, regressor = predictor.model, predictor.model.regressor
-    parts = {
-        "kernel": (model.kernel, kernels),
-        "network": (regressor.network, networks),
-        "decoder": (model.decoder, decoders),
-        "loss": (regressor.loss, losses),
-        "training": (regressor.training, regressors),
-    }
-    kinds = {name: f"{', '.join(kind.columns)} as {kind.name}" for name, kind in predictor.kinds().items()}
-    return kinds | {name: write_expression(part, module) for name, (part, module) in parts.items()}
-
-
 def _choose_kind(text: str, option: str, names: list[str], rows: Rows) -> Any:
-    known, guess = (columns.INPUTS, guess_input) if option == "--input-kind" else (columns.OUTPUTS, guess_output)
+    is_input = option == "--input-kind"
+    known: Any = columns.INPUTS if is_input else columns.OUTPUTS
     if text == "auto":
-        text = guess(names, rows.join(names), lambda at: f"{rows.table.path}, {rows.table.place(rows.numbers[at])}")
-    kind = known[text]() if text in known else parse_part(text, columns, option)
+        guess, table = guess_input if is_input else guess_output, rows.table
+        text = guess(names, rows.join(names), lambda at: f"{table.path}, {table.place(rows.numbers[at])}")
+    kind: Any = known[text]() if text in known else parse_part(text, columns, option)
     if not isinstance(kind, tuple(known.values())):
         raise InputError(f"There is no {option} {text!r}. Choose from {', '.join(known)}.")
     return replace(kind, columns=tuple(names))
 
 
-def _warn_of_commas(output: OutputKind, cells: list[Cell], is_guess: bool) -> None:
+def _warn_of_commas(output: OutputKind, cells: list[str], is_guess: bool) -> None:
     """Warn where labels seem to be separated by commas."""
-    texts = {cell.strip() for cell in cells if isinstance(cell, str)} - {""}
+    texts = set(map(str.strip, cells)) - {""}
     parts = {part.strip() for text in texts for part in text.split(",")}
     may_be_sets = is_guess and isinstance(output, String) and len(parts) <= len(cells) / 5
     has_commas = 2 * sum("," in text for text in texts) > len(texts) and not re.search("[;|]", "".join(texts))
@@ -174,9 +164,9 @@ def _check_pairs(pairs: Pairs, input: Kind, output: OutputKind, table: Table, pr
     _check_varied(pairs, output)
 
 
-def _check_outliers(kind: Vector, values: np.ndarray, cells: list[Cell], places: list[str]) -> None:
+def _check_outliers(kind: Vector, values: np.ndarray, cells: list[str], places: list[str]) -> None:
     """Refuse a number so large that a network, which computes with seven digits, cannot tell the others apart."""
-    numbers = np.stack([parse_numbers(cell) for cell in cells])
+    numbers = np.stack([parse_numbers(cell, kind.columns) for cell in cells])
     for column, (scaled, given) in enumerate(zip(values.T.astype(np.float32), numbers.T, strict=True)):
         if 2 * len(np.unique(scaled)) <= len(np.unique(given)):
             at, name = int(np.abs(scaled).argmax()), kind.columns[column if len(kind.columns) > 1 else 0]
@@ -207,7 +197,8 @@ def _split(
 
 def hold_out(X: Any, share: float, seed: int) -> tuple[set[int], str]:
     """Draw the rows to hold out; those with equal inputs together, where that leaves enough to train on."""
-    n, groups = count(X), {}
+    n = count(X)
+    groups: dict[Any, list[int]] = {}
     order, key_of = np.random.default_rng(seed).permutation(n).tolist(), list(keys(X))
     wanted = min(max(1, round(share * n)), n - LEAST_ROWS // 2)
     for row in order:

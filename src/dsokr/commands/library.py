@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dsokr.commands.cells import as_text, count_of
+from dsokr.commands.cells import count_of
 from dsokr.commands.options import EmbedOptions, Result, Say
 from dsokr.commands.predictor import Predictor, find_undefined
 from dsokr.commands.tables import Problems, Table
@@ -38,7 +38,7 @@ class Library:
         self.columns = self._find_columns(column)
         named = [name for name in self.table.columns if name.lower() in ("name", "id") and name not in self.columns]
         self.name = named[:1]
-        self.rows = 0  # read so far, bad ones included
+        self.rows = self.candidates = 0  # read so far, bad rows included
 
     def _find_columns(self, column: str | None) -> list[str]:
         """Return the column named, or those of the outputs in training, or the only one."""
@@ -65,7 +65,7 @@ class Library:
         seen: set[int] = set()  # and of good ones after it
         for rows in self.table.blocks(self.problems, [*self.columns, *self.name], BLOCK):
             self.rows += len(rows.attempted)
-            cells = [as_text(cell).strip() for cell in rows.join(self.columns)]
+            cells = list(map(str.strip, rows.join(self.columns)))
             names = rows.cells[self.name[0]] if self.name else [""] * len(cells)
             after = [at for at, number in enumerate(rows.numbers) if number > start]
             before |= {hash(cell) for cell in cells[: len(cells) - len(after)]}
@@ -81,6 +81,7 @@ class Library:
             seen |= set(map(hash, good))
             fresh = [at for at, cell in enumerate(good) if hash(cell) not in before]
             found, places = take(good, fresh), [new[good[at]] for at in fresh]
+            self.candidates += len(found)
             yield LibraryBlock(found, take(names, places), take(values, fresh), rows.attempted[-1])
 
     def _parse(self, cells: list[str]) -> tuple[list[str], Any, dict[str, str]]:
@@ -93,12 +94,10 @@ class Library:
         values = take(as_outputs(read.values), defined) if defined else []
         return [cells[read.good[at]] for at in defined], values, bad
 
-    def check_some(self, candidates: int) -> None:
-        """Raise an error if there are no good candidates."""
-        if not candidates:
-            bad = self.problems.by_row(self.table.path)
-            first = f" The first: {bad[0].sentence()}" if bad else ""
-            raise InputError(f"{self.table.path} has no candidate that can be used.{first}")
+    def check_some(self) -> None:
+        """Raise an error if there was no good candidate."""
+        if not self.candidates:
+            raise self.table.unusable([], self.problems)
 
 
 def describe_candidates(candidates: int, duplicates: int) -> str:

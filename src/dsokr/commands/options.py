@@ -25,15 +25,12 @@ class Result(NamedTuple):
 
 
 OnError = StrEnum("OnError", ["skip", "fail"])
-IndexKind = StrEnum("IndexKind", ["exact", "hnsw", "ivfpq"])
-IndexDtype = StrEnum("IndexDtype", ["float32", "float16"])
-RuleName = StrEnum("RuleName", ["kernel", "projected", "cosine"])
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Folder = Annotated[Path, typer.Argument(help="Folder of a model made by `dsokr fit`.")]
 Column = Annotated[str | None, typer.Option(help="Column of the candidates, if it is not clear.")]
 CANDIDATES = typer.Option("--candidates", "--index", help="A table, a .smi list, or an index of `dsokr embed`.")
-Rule = Annotated[RuleName | None, typer.Option(help="How candidates are scored.")]
+Rule = Annotated[str | None, typer.Option(help="How candidates are scored: kernel, projected or cosine.")]
 NOT_IN_CONFIG = {"config", "restart", "as_json"}
 
 
@@ -148,9 +145,9 @@ class EmbedOptions(Options):
     model: Folder
     library: Annotated[Path, typer.Argument(help="Candidates: a table, a .smi list, or lines; compressed or not.")]
     out: Annotated[Path, typer.Option(help="Folder for the index.")]
-    kind: Annotated[IndexKind | None, typer.Option(help="By default as it is; a new index is exact.")] = None
+    kind: Annotated[str | None, typer.Option(help="exact, hnsw or ivfpq; by default as it is, or exact.")] = None
     rule: Rule = None
-    dtype: Annotated[IndexDtype, typer.Option(help="float16 is half the size.")] = IndexDtype.float32
+    dtype: Annotated[str, typer.Option(help="float32, or float16 at half the size.")] = "float32"
     recall: Annotated[float, typer.Option(help="Share of the 10 best that hnsw and ivfpq must find.")] = 0.95
     candidates_column: Column = None
     restart: Annotated[bool, typer.Option("--restart", help="Discard the index in the folder.")] = False

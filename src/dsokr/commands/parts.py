@@ -25,6 +25,15 @@ from dsokr.regressors import Neural, Training
 from dsokr.saving import parse_expression
 
 SEARCHED_ATOMS, SEARCHED_LETTERS = 12, 40  # larger outputs are picked from a list unless a search is wanted
+VALENCES = {5: 3, 6: 4, 7: 3, 8: 2, 9: 1, 14: 4, 15: 5, 16: 6, 17: 1, 35: 1, 53: 1}
+SEARCHES: dict[str, Decoder] = {  # by the kind of outputs or, for rankings, by the kernel
+    "vector": decoders.Gradient(),
+    "labels": decoders.LabelSet(),
+    "string": decoders.NGram(),
+    "Kemeny": decoders.Kemeny(),
+    "Hamming": decoders.HammingRanking(),
+    "Lehmer": decoders.Lehmer(),
+}
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 NETWORKS: dict[str, tuple[Any, ...]] = {  # what reads each kind of inputs, the default first
     "vector": (networks.MLP((256, 256)),),
@@ -72,6 +81,7 @@ def check_encoder(name: str) -> None:
 def choose_network(options: FitOptions, input: Kind) -> Any:
     """Make the network that reads the inputs."""
     choices = NETWORKS[input.name]
+    network: Any
     if options.encoder:
         folder = Path(options.encoder)
         network = networks.TextEncoder(str(folder.resolve()) if folder.is_dir() else options.encoder, rate=0.1)
@@ -88,15 +98,34 @@ def choose_decoder(text: str, output: OutputKind, kernel: Kernel, ys: Any) -> De
     if text not in ("auto", "candidates", "search"):
         hint = suggest(text, ("candidates", "search"))
         return parse_part(text, decoders, f"--decoder takes auto, candidates, search or an expression.{hint}")
-    search = output.search(kernel, ys)
-    try:
-        if search is not None:
-            search.check(kernel)
-    except InputError:
-        search = None
+    search = _find_search(output, kernel, ys)
     if text == "search" and search is None:
         raise InputError(f"There is no search of all outputs with the kernel {kernel}. Use --decoder candidates.")
     return search if search is not None and (text == "search" or (text == "auto" and _is_small(ys))) else Candidates()
+
+
+def _find_search(output: OutputKind, kernel: Kernel, ys: Any) -> Decoder | None:
+    """Return the decoder over all outputs of a kind, if there is one for the kernel."""
+    found: Decoder | None = SEARCHES.get(output.name) or SEARCHES.get(type(kernel).__name__)
+    if isinstance(output, Molecule):
+        found = decoders.GraphSearch(_find_domain(ys)) if output.as_graph else None
+    try:
+        if found is not None:
+            found.check(kernel)
+    except InputError:
+        return None
+    return found
+
+
+def _find_domain(graphs: list[Graph]) -> decoders.Molecules:
+    """Return the molecules of the elements that occur, no larger than the largest."""
+    elements: dict[int, int] = {}
+    for graph in graphs:
+        for place, element in enumerate(graph.labels):
+            bonds = sum(order for i, j, order in graph.edges if place in (i, j))
+            elements[element] = max(elements.get(element, 1), bonds)
+    valences = tuple((element, VALENCES.get(element, most)) for element, most in sorted(elements.items()))
+    return decoders.Molecules(valences, max(len(graph.labels) for graph in graphs))
 
 
 def _is_small(ys: Any) -> bool:

@@ -16,7 +16,8 @@ from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.scan import Scan
 from dsokr.errors import InputError
 from dsokr.index import CandidateIndex, fingerprint
-from dsokr.rules import Rule
+from dsokr.outputs import take
+from dsokr.rules import Rule, check_rule
 
 TOP = 10  # candidates for each input
 
@@ -27,14 +28,6 @@ class Hit(NamedTuple):
     cell: str
     name: str
     score: float
-
-
-class Answers(NamedTuple):
-    """The answers for every input, best first; how many candidates there were, and how many were listed again."""
-
-    hits: list[list[Hit]]
-    candidates: int = 0
-    duplicates: int = 0
 
 
 def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
@@ -51,18 +44,19 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     if not read.good:
         raise table.unusable(rows.numbers, problems)
     problems.check()
-    answers = _answer(predictor, predictor.model.coefficients(read.values), options, problems, say)
+    hits, candidates, duplicates = _answer(predictor, predictor.model.coefficients(read.values), options, problems, say)
     taken = {"row", "input", "rank", "prediction", "name", "score"}
-    before = {f"kept_{name}" if name in taken else name: rows.cells[name] for name in keep}
-    before = {"row": rows.numbers, **before, **({"input": cells} if len(columns) == 1 else {})}
-    shown = {name: [values[at] for at in read.good] for name, values in before.items()}
-    write_table(options.out, *_make_table(predictor, shown, answers.hits))
+    shown: dict[str, list[Any]] = {"row": rows.numbers}
+    shown |= {f"kept_{name}" if name in taken else name: rows.cells[name] for name in keep}
+    shown |= {"input": cells} if len(columns) == 1 else {}
+    write_table(options.out, *_make_table(predictor, {name: take(shown[name], read.good) for name in shown}, hits))
     write_skipped(problems, without_compression(options.out).with_suffix(".skipped.csv"))
-    n, (_, candidates, duplicates) = len(read.good), answers
-    ranked = f"{describe_candidates(candidates, duplicates)} ranked" if candidates else "Predictions"
-    facts = {"inputs": n, "candidates": candidates, "duplicates": duplicates}
-    facts |= {"out": str(options.out), "skipped": len(problems.found)}
-    return Result(facts, [f"{ranked} for {count_of(n, 'input')}.", f"The table: {options.out}"])
+    what = f"{describe_candidates(candidates, duplicates)} ranked" if candidates else "Predictions"
+    counts = {"inputs": len(hits), "candidates": candidates, "duplicates": duplicates, "skipped": len(problems.found)}
+    return Result(
+        {"out": str(options.out), **counts},
+        [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"],
+    )
 
 
 def _check_options(options: PredictOptions) -> None:
@@ -73,22 +67,29 @@ def _check_options(options: PredictOptions) -> None:
     for name in ("candidates_column", "top", "rule"):
         if getattr(options, name) is not None and options.candidates is None:
             raise InputError(f"--{name.replace('_', '-')} is about candidates. Name them with --candidates.")
+    if options.rule is not None:
+        check_rule(options.rule)
 
 
-def _answer(predictor: Predictor, z: Tensor, options: PredictOptions, problems: Problems, say: Say) -> Answers:
-    """Return the decoder's answers, or the best of the candidates in a file or an index."""
-    top, rule = options.top or TOP, options.rule or predictor.rule
+def _answer(
+    predictor: Predictor, z: Tensor, options: PredictOptions, problems: Problems, say: Say
+) -> tuple[list[list[Hit]], int, int]:
+    """Return the decoder's answers, or the best of the candidates and how many there are, once and again."""
     if options.candidates is None:
         cells, scores = predictor.decode(z)
-        return Answers([[Hit(cell, "", score)] for cell, score in zip(cells, scores.tolist(), strict=True)])
+        return [[Hit(cell, "", score)] for cell, score in zip(cells, scores.tolist(), strict=True)], 0, 0
+    top = options.top or TOP
+    rule: Any = options.rule or predictor.rule
     if options.candidates.is_dir():
         index = CandidateIndex.open(options.candidates, fingerprint(predictor.basis))
-        found = index.search(z, top, rule)  # type: ignore[arg-type] # one of the rules
-        return Answers(_list_hits(found, lambda at: (index.texts[at], index.names[at])), len(index))
-    return rank_library(Library(predictor, options.candidates, options.candidates_column, problems), z, top, rule, say)
+        return _list_hits(index.search(z, top, rule), lambda at: (index.texts[at], index.names[at])), len(index), 0
+    library = Library(predictor, options.candidates, options.candidates_column, problems)
+    hits = rank_library(library, z, top, rule, say)
+    skipped = len(problems.by_row(library.table.path))
+    return hits, library.candidates, library.rows - library.candidates - skipped
 
 
-def rank_library(library: Library, z: Tensor, top: int, rule: Rule, say: Say = lambda *_, **__: None) -> Answers:
+def rank_library(library: Library, z: Tensor, top: int, rule: Rule, say: Say) -> list[list[Hit]]:
     """Return the best candidates of a file for every row of coordinates."""
     basis = library.predictor.basis
     scan = Scan(basis.check_coordinates(z), top, rule)
@@ -99,9 +100,8 @@ def rank_library(library: Library, z: Tensor, top: int, rule: Rule, say: Say = l
             EmbeddedOutputs(basis, block.values, keep=False).add_to(scan)
             held = {at: held[at] for at in set(scan.ranking().indices.flatten().tolist())}
             say(count_of(scan.seen, "candidate"), passing=True)
-    library.check_some(scan.seen)
-    skipped = len(library.problems.by_row(library.table.path))
-    return Answers(_list_hits(scan.ranking(), held.__getitem__), scan.seen, library.rows - scan.seen - skipped)
+    library.check_some()
+    return _list_hits(scan.ranking(), held.__getitem__)
 
 
 def _list_hits(found: Ranking, look_up: Callable[[int], tuple[str, str]]) -> list[list[Hit]]:
@@ -120,7 +120,7 @@ def _make_table(
     def lines() -> Iterator[list[Any]]:
         for *before, some in zip(*shown.values(), hits, strict=True):
             for rank, hit in enumerate(some, start=1):
-                cells = parse_numbers(hit.cell).tolist() if len(columns) > 1 else [hit.cell]
+                cells = parse_numbers(hit.cell, columns).tolist() if len(columns) > 1 else [hit.cell]
                 yield [*before, rank, *cells, *([hit.name] if names else []), float(f"{hit.score:.7g}")]
 
     return [*shown, "rank", *predictions, *names, "score"], lines()

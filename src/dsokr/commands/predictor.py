@@ -12,7 +12,6 @@ import numpy as np
 from torch import Tensor
 
 from dsokr.basis import SketchedBasis
-from dsokr.commands.cells import Cell, as_text
 from dsokr.commands.columns import INPUTS, OUTPUTS, Kind, OutputKind, Read
 from dsokr.commands.tables import Problems, Rows, Table, write_table
 from dsokr.decoders import Candidates, EmbeddedOutputs, Ranking
@@ -29,8 +28,8 @@ class Pairs:
     """Inputs and outputs: the numbers of their rows, their cells, and the values of these."""
 
     rows: list[int]
-    inputs: list[Cell]
-    outputs: list[Cell]
+    inputs: list[str]
+    outputs: list[str]
     X: Any
     Y: Any
 
@@ -41,7 +40,7 @@ class Pairs:
         return Pairs(*(take(part, at) for part in (self.rows, self.inputs, self.outputs, self.X, self.Y)))
 
 
-def read_column(rows: Rows, kind: Kind, problems: Problems, names: Sequence[str] = ()) -> tuple[list[Cell], Read]:
+def read_column(rows: Rows, kind: Kind, problems: Problems, names: Sequence[str] = ()) -> tuple[list[str], Read]:
     """Return the cells of a column, under its own or another name, and their values; bad ones are problems."""
     cells = list(kind.locate(rows.join(names or kind.columns), rows.table.path.parent))
     read = kind.read(cells)
@@ -61,7 +60,7 @@ def read_pairs(rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, prob
         raise rows.table.unusable(rows.numbers, problems)
     problems.check()
     X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (read_x, read_y))
-    return Pairs(*(take(part, good) for part in (rows.numbers, inputs, outputs)), X, Y)
+    return Pairs(take(rows.numbers, good), take(inputs, good), take(outputs, good), X, Y)
 
 
 def find_undefined(kernel: Kernel, ys: Any) -> dict[int, str]:
@@ -104,9 +103,7 @@ class Predictor:
     facts: dict[str, Any] = field(default_factory=dict)  # options and results of the fit; JSON
 
     @staticmethod
-    def fit(
-        model: DSOKR, input: Kind, output: OutputKind, inputs: Sequence[Cell], outputs: Sequence[Cell]
-    ) -> Predictor:
+    def fit(model: DSOKR, input: Kind, output: OutputKind, inputs: Sequence[Any], outputs: Sequence[Any]) -> Predictor:
         """Adapt the kinds to cells, all of which must be good, and train the model on them."""
         input, output = input.adapt(inputs), output.adapt(outputs)
         X, Y = input.parse_all(inputs, "Input"), output.parse_all(outputs, "Output")
@@ -132,7 +129,7 @@ class Predictor:
             truth = positions(as_outputs(validation.Y), known.outputs)
             choices = {choice.scoring_rule(): choice for choice in model.decoder.alternatives()}
             model.decoder_ = choices[max(choices, key=lambda rule: known.ranks(z, truth, rule).reciprocal().mean())]
-        return replace(self, known=[as_text(cells[at]) for at in first.tolist()])
+        return replace(self, known=take(cells, first))
 
     @property
     def basis(self) -> SketchedBasis:
@@ -148,7 +145,7 @@ class Predictor:
         """Whether the decoder searches all outputs, not only those of a list."""
         return not isinstance(self.model.decoder_, Candidates)
 
-    def coefficients(self, inputs: Sequence[Cell]) -> Tensor:  # (n, p)
+    def coefficients(self, inputs: Sequence[Any]) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates. A bad input is named by its position."""
         return self.model.coefficients(self.input.parse_all(inputs, "Input"))
 
@@ -164,13 +161,13 @@ class Predictor:
         return EmbeddedOutputs(self.basis, self.output.parse_all(candidates, "Candidate"), keep=False)
 
     def rank(
-        self, inputs: Sequence[Cell], candidates: Sequence[str] | None = None, k: int = 10, rule: Rule | None = None
+        self, inputs: Sequence[Any], candidates: Sequence[str] | None = None, k: int = 10, rule: Rule | None = None
     ) -> Ranking:
         """The k best candidates (default: the known outputs) for every input, best first: positions and scores."""
         check_rule(rule or self.rule)
         return self.among(candidates).top(self.coefficients(inputs), check_k(k), rule or self.rule)
 
-    def predict(self, inputs: Sequence[Cell]) -> list[str]:
+    def predict(self, inputs: Sequence[Any]) -> list[str]:
         """One output per input, as a cell."""
         return self.decode(self.coefficients(inputs))[0]
 

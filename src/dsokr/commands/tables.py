@@ -23,7 +23,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsokr.commands.cells import Cell, count_of, suggest
+from dsokr.commands.cells import count_of, suggest
 from dsokr.errors import InputError, import_extra
 from dsokr.files import check_place, replace_file
 
@@ -91,11 +91,9 @@ class Rows:
     cells: dict[str, list[str]]
     attempted: list[int]  # numbers, with those of rows that could not be read
 
-    def join(self, columns: Sequence[str]) -> list[Cell]:
-        """Return one cell for each row, or the tuple of the cells of several columns."""
-        if len(columns) == 1:
-            return list(self.cells[columns[0]])
-        return list(zip(*(self.cells[name] for name in columns), strict=True))
+    def join(self, columns: Sequence[str]) -> list[str]:
+        """Return one cell for each row; those of several columns with ; between."""
+        return list(map(";".join, zip(*(self.cells[name] for name in columns), strict=True)))
 
 
 class Table:
@@ -169,7 +167,7 @@ class Table:
         if not bad:
             return InputError(f"{self.path} has no rows.")
         total = count_of(len({*numbers, *(problem.row for problem in bad)}), "row")
-        return InputError(f"None of the {total} of {self.path} can be used. The first: {bad[0].sentence()}")
+        return InputError(f"{self.path} has {total}, none of which can be used. The first: {bad[0].sentence()}")
 
 
 def _read_separated(path: Path, columns: list[str]) -> Iterator[Record]:
@@ -248,11 +246,7 @@ def _read_json(path: Path, columns: list[str]) -> Iterator[Record]:
         raise InputError(f'{path} has no line with a JSON object, such as {{"text": "...", "smiles": "CCO"}}.')
     yield 0, list(names)
     for number, record in _read_json_objects(path):
-        missing = [name for name in columns if name not in record]
-        if isinstance(record, str) or missing:
-            yield number, record if isinstance(record, str) else f"It has no {missing[0]!r}."
-        else:
-            yield number, [_as_cell(record[name]) for name in columns]
+        yield number, record if isinstance(record, str) else [_as_cell(record.get(name)) for name in columns]
 
 
 def _read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
