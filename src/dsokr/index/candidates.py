@@ -54,7 +54,8 @@ class CandidateIndex:
     ) -> CandidateIndex:
         """Return an index of candidates with the given ψ̃(y) (n, p) and k(y, y) (n,). Nothing is written."""
         rows, diag = psi.detach().cpu().float(), diag.detach().cpu().double()
-        squared = rows.double().square().sum(dim=1)
+        parts = rows.split(max(1, NUMBERS // 8 // rows.shape[1]))  # a double-precision copy of all would be large
+        squared = torch.cat([part.double().square_().sum(dim=1) for part in parts])
         arrays = Arrays(rows, diag, squared, list(texts), [""] * len(texts) if names is None else list(names))
         return cls(Head(model, rows.shape[1], count=len(rows), finished=True), arrays)
 
