@@ -13,7 +13,7 @@ from dsokr.compute import run_in_threads
 from dsokr.decoders.base import Decoder, choose_best
 from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.decoders.moves import Molecules, Moves
-from dsokr.decoders.objective import Measures, Objective, split_terms
+from dsokr.decoders.objective import Objective, split_terms
 from dsokr.errors import InputError, check_choice, check_integers
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import FeatureKernel, Kernel
@@ -96,17 +96,14 @@ class GraphSearch(Decoder):
 
     def _search_block(self, objective: Objective, inputs: int, starts: GraphBatch) -> Pool:
         each = len(starts) // inputs
-        owners = np.repeat(np.arange(inputs), each)
-        pool = Pool.of(objective, starts, owners, objective.measure(owners, starts)).best(self.beam)
+        pool = Pool.of(objective, starts, np.repeat(np.arange(inputs), each)).best(self.beam)
         spent = np.full(inputs, each)
         while len(front := pool.frontier(spent < self.budget)):
             pool.expanded[front] = True
-            parents = pool.rows(front)
-            near = self.moves.neighbors(parents.graphs)
-            owners = parents.owners[near.origins]
-            measures = objective.measure_near(owners, parents.graphs, parents.measures, near)
-            spent += np.bincount(owners, minlength=inputs)
-            pool = Pool.joined([pool, Pool.of(objective, near.graphs, owners, measures)]).best(self.beam)
+            near = self.moves.neighbors(pool.graphs[front])
+            found = Pool.of(objective, near.graphs, pool.owners[front][near.origins])
+            spent += np.bincount(found.owners, minlength=inputs)
+            pool = Pool.joined([pool, found]).best(self.beam)
         return pool
 
 
@@ -116,23 +113,17 @@ class Pool(NamedTuple):
     graphs: GraphBatch
     owners: np.ndarray  # the input that each graph is for
     scores: np.ndarray
+    names: np.ndarray  # (graphs, terms)
     expanded: np.ndarray
-    products: np.ndarray  # and the other measures, see :class:`Measures`
-    squares: np.ndarray
-    names: np.ndarray
 
     @staticmethod
-    def of(objective: Objective, graphs: GraphBatch, owners: np.ndarray, measures: Measures) -> Pool:
-        return Pool(graphs, owners, objective.score(measures), np.zeros(len(graphs), bool), *measures)
+    def of(objective: Objective, graphs: GraphBatch, owners: np.ndarray) -> Pool:
+        return Pool(graphs, owners, *objective.score(owners, graphs), np.zeros(len(graphs), bool))
 
     @staticmethod
     def joined(pools: list[Pool]) -> Pool:
         columns = zip(*(pool[1:] for pool in pools), strict=True)
         return Pool(GraphBatch.joined([pool.graphs for pool in pools]), *map(np.concatenate, columns))
-
-    @property
-    def measures(self) -> Measures:
-        return Measures(self.products, self.squares, self.names)
 
     def rows(self, index: np.ndarray) -> Pool:
         return Pool(self.graphs[index], *(column[index] for column in self[1:]))

@@ -22,17 +22,10 @@ HIGHEST = 3  # bond order
 
 
 class Neighbors(NamedTuple):
-    """Graphs that are one edit away from others, and the position of the graph that each came from.
-
-    A domain may also say where the nodes come from. Then features of the surroundings of nodes, such as those of
-    Weisfeiler-Lehman, are recomputed only near what an edit touched: a node is touched if its label or its edges
-    changed, or if it is new.
-    """
+    """Graphs that are one edit away from others, and the position of the graph that each came from."""
 
     graphs: GraphBatch
     origins: np.ndarray  # (graphs,)
-    sources: np.ndarray | None = None  # (nodes,): the node of the origin that it was, −1 if new
-    touched: np.ndarray | None = None  # (nodes,) bool
 
 
 @runtime_checkable
@@ -71,8 +64,8 @@ class Molecules:
         arrays = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
         parts = [_edit_molecule(g, *arrays, elements, valences, self.max_atoms) for g in range(len(graphs))]
         origins = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
-        sizes, labels, sources, touched, bonds, ends = map(np.concatenate, zip(*parts, strict=True))
-        return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins, sources, touched)
+        sizes, labels, bonds, ends = map(np.concatenate, zip(*parts, strict=True))
+        return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins)
 
 
 class Molecule(NamedTuple):
@@ -90,10 +83,8 @@ class Molecule(NamedTuple):
 def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
     g, offsets, labels, indptr, neighbors, edge_labels, elements, valences, max_atoms
 ):
-    """All valid molecules one edit away from graph g of a batch.
-
-    Returns their numbers of atoms; for every atom its label, the atom of g that it was (−1 if new) and whether the edit
-    touched it; their numbers of bonds, and the bonds as (i, j, order), with atoms numbered within each molecule.
+    """All valid molecules one edit away from graph g of a batch: their numbers of atoms and the atoms' elements, their
+    numbers of bonds and the bonds as (i, j, order), with atoms numbered within each molecule.
     """
     first, n = offsets[g], offsets[g + 1] - offsets[g]
     matrix = np.zeros((n + 1, n + 1), np.int64)
@@ -106,16 +97,17 @@ def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
     molecule = Molecule(matrix, n, pairs, elements, valences, edits)
     count = _list_edits(molecule, max_atoms)
     sizes, bonds = np.empty((2, count), np.int64)
-    kinds, sources = np.empty((2, count * (n + 1)), np.int64)
-    touched, ends = np.empty(count * (n + 1), np.bool_), np.empty((count * (len(pairs) + 1), 3), np.int64)
-    trial, found, atom, bond = np.empty_like(matrix), 0, 0, 0
-    for e in range(count):
-        _apply(matrix, edits[e], trial)
-        if _is_valid(molecule, edits[e], trial):
-            atoms = _write_atoms(trial, n, edits[e], kinds[atom:], sources[atom:], touched[atom:])
-            sizes[found], bonds[found] = atoms, _write_bonds(trial, ends[bond:])
-            atom, bond, found = atom + atoms, bond + bonds[found], found + 1
-    return sizes[:found], kinds[:atom], sources[:atom], touched[:atom], bonds[:found], ends[:bond]
+    atoms, ends = np.empty(count * (n + 1), np.int64), np.empty((count * (len(pairs) + 1), 3), np.int64)
+    trial, found, atom, bond = matrix.copy(), 0, 0, 0
+    for edit in edits[:count]:
+        for k in range(1, 1 + 3 * edit[0], 3):
+            trial[edit[k], edit[k + 1]] = trial[edit[k + 1], edit[k]] = edit[k + 2]
+        if _is_valid(molecule, edit, trial):
+            sizes[found], bonds[found] = _write(trial, atoms[atom:], ends[bond:])
+            atom, bond, found = atom + sizes[found], bond + bonds[found], found + 1
+        for k in range(1, 1 + 3 * edit[0], 3):
+            trial[edit[k], edit[k + 1]] = trial[edit[k + 1], edit[k]] = matrix[edit[k], edit[k + 1]]
+    return sizes[:found], atoms[:atom], bonds[:found], ends[:bond]
 
 
 @compiled
@@ -134,13 +126,6 @@ def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, elements: int) -
     """No molecule has more edits: by kind, those of one atom, two atoms, a bond, two bonds, and rings."""
     bonds, double = len(pairs), (matrix == 2).sum()
     return n * (1 + 4 * elements) + 2 * n * n + bonds * (2 * n + elements) + 2 * bonds * bonds + double**3
-
-
-@compiled
-def _apply(matrix: np.ndarray, edit: np.ndarray, trial: np.ndarray) -> None:
-    trial[:] = matrix
-    for k in range(1, 1 + 3 * edit[0], 3):
-        trial[edit[k], edit[k + 1]] = trial[edit[k + 1], edit[k]] = edit[k + 2]
 
 
 @compiled
@@ -180,29 +165,19 @@ def _is_connected(trial: np.ndarray) -> bool:
 
 
 @compiled
-def _write_atoms(  # type: ignore[no-untyped-def] # compiled
-    trial, n, edit, labels, sources, touched
-):
-    """Write the atoms of an edited molecule, where they come from and whether the edit names them; return how many."""
-    count = 0
-    for i in np.flatnonzero(np.diag(trial)):
-        labels[count], sources[count], touched[count] = trial[i, i], i if i < n else -1, False
-        for k in range(1, 1 + 3 * edit[0], 3):
-            touched[count] |= edit[k] == i or edit[k + 1] == i
-        count += 1
-    return count
-
-
-@compiled
-def _write_bonds(trial: np.ndarray, ends: np.ndarray) -> int:
-    """Write the bonds of a molecule, with its atoms numbered from 0; return how many there are."""
-    atoms, count = np.flatnonzero(np.diag(trial)), 0
-    for i in range(len(atoms)):
-        for j in range(i + 1, len(atoms)):
-            if trial[atoms[i], atoms[j]]:
-                ends[count, 0], ends[count, 1], ends[count, 2] = i, j, trial[atoms[i], atoms[j]]
-                count += 1
-    return count
+def _write(trial: np.ndarray, atoms: np.ndarray, ends: np.ndarray) -> tuple[int, int]:
+    """Write the atoms and bonds of a molecule; return how many there are."""
+    number, size, bonds = np.empty(len(trial), np.int64), 0, 0
+    for i in range(len(trial)):
+        if trial[i, i]:
+            number[i], atoms[size] = size, trial[i, i]
+            size += 1
+    for i in range(len(trial)):
+        for j in range(i + 1, len(trial)):
+            if trial[i, j]:
+                ends[bonds, 0], ends[bonds, 1], ends[bonds, 2] = number[i], number[j], trial[i, j]
+                bonds += 1
+    return size, bonds
 
 
 @compiled

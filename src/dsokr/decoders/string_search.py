@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsokr.compute import compiled
+from dsokr.compute import compiled, inlined
 from dsokr.kernels.hashing import find, mix, pair
 
 EQUAL = 1e-9  # scores that differ by less are tied: they are sums of counts
@@ -101,6 +101,8 @@ def _extend(  # type: ignore[no-untyped-def] # returns four arrays
     Paths of equal states have equal futures: they have the same n-grams and the same letters at both ends.
     """
     base, shape = goal.base, (len(names), 2, goal.base)
+    n = min(goal.sizes[-1], size + 1)  # later n-grams contain n − 1 letters at an end
+    power = base ** (n - 1)
     to_linear, to_squared, to_names = np.empty(shape), np.empty(shape), np.empty(shape, np.uint64)
     states, codes, times = np.empty(shape, np.uint64), np.empty((2, base), np.int64), np.empty((2, base), np.int64)
     for b in range(len(names)):
@@ -111,12 +113,13 @@ def _extend(  # type: ignore[no-untyped-def] # returns four arrays
             _next_grams(goal, paths[b], size, k, codes, times)
             for side in range(2):
                 for x in range(base):
-                    to_linear[b, side, x] += _weight(goal, codes[side, x])
+                    to_linear[b, side, x] += _weight(goal.codes, goal.slots, goal.weights, codes[side, x])
                     to_squared[b, side, x] += goal.factors[k] * (2 * times[side, x] + 1)
                     to_names[b, side, x] += mix(codes[side, x])
-        for side in range(2):
-            for x in range(base):
-                states[b, side, x] = pair(to_names[b, side, x], _name_ends(goal, paths[b], size, side, x))
+        head, tail = _encode(paths[b], 0, n - 1, base), _encode(paths[b], size - n + 1, size, base)
+        for x in range(base):
+            states[b, 0, x] = pair(to_names[b, 0, x], pair(head, (tail * base + x) % power))
+            states[b, 1, x] = pair(to_names[b, 1, x], pair((x * power + head) // base, tail))
     return to_linear.ravel(), to_squared.ravel(), to_names.ravel(), states.ravel()
 
 
@@ -125,28 +128,16 @@ def _next_grams(goal: NGramObjective, y: np.ndarray, size: int, k: int, codes: n
     """The n-grams that y gets by a letter at its end and before it, and how often it has them already."""
     n, base, offset = goal.sizes[k], goal.base, goal.offsets[k]
     power = base ** (n - 1)
-    tail, head = _encode(goal, y, size - n + 1, size), _encode(goal, y, 0, n - 1)
+    tail, head = _encode(y, size - n + 1, size, goal.base), _encode(y, 0, n - 1, goal.base)
     for x in range(base):
         codes[0, x], codes[1, x] = offset + tail * base + x, offset + x * power + head
         times[0, x] = times[1, x] = 0
     for i in range(size - n + 1):
-        code = _encode(goal, y, i, i + n)
+        code = _encode(y, i, i + n, goal.base)
         if code // base == tail:
             times[0, code % base] += 1
         if code % power == head:
             times[1, code // power] += 1
-
-
-@compiled
-def _name_ends(goal: NGramObjective, y: np.ndarray, size: int, side: int, letter: int) -> np.uint64:
-    """A name for the n − 1 letters at both ends of y with one letter more, which later n-grams will contain."""
-    n, base = min(goal.sizes[-1], size + 1), goal.base
-    head, tail = _encode(goal, y, 0, n - 1), _encode(goal, y, size - n + 1, size)
-    if side == 0:
-        tail = (tail * base + letter) % base ** (n - 1)
-    else:
-        head = (letter * base ** (n - 1) + head) // base
-    return pair(head, tail)
 
 
 @compiled
@@ -156,7 +147,7 @@ def _choose_distinct(
     """Positions of the ``most`` best scores, in single precision and without the prior, with distinct keys."""
     chosen, scores, count = np.empty(most, np.int64), np.empty(most, np.float32), 0
     for c in range(len(keys)):
-        score = np.float32(_apply_rule(goal, linear[c], squared[c]))
+        score = np.float32(_apply_rule(linear[c], squared[c], goal.normalised))
         fresh = count < most or score > scores[most - 1]
         for j in range(count if fresh else 0):
             fresh &= keys[chosen[j]] != keys[c]
@@ -237,7 +228,7 @@ def _cut_grams(
         _copy(held[k], size, kept[k])
         for first in range(max(0, at - n + 1), min(at + cut - 1, size - n) + 1):
             squared += goal.factors[k] * (2 * _count(kept[k, :size], held[k, first]) - 1)
-            linear += _weight(goal, held[k, first])
+            linear += _weight(goal.codes, goal.slots, goal.weights, held[k, first])
             kept[k, first] = -1
     return linear, squared
 
@@ -253,8 +244,8 @@ def _add_grams(
         n = goal.sizes[k]
         first = max(0, at - n + 1)
         for i in range(first, min(at + put - 1, size - n) + 1):
-            fresh[k, i - first] = goal.offsets[k] + _encode(goal, y, i, i + n)
-            linear += _weight(goal, fresh[k, i - first])
+            fresh[k, i - first] = goal.offsets[k] + _encode(y, i, i + n, goal.base)
+            linear += _weight(goal.codes, goal.slots, goal.weights, fresh[k, i - first])
             least += goal.factors[k]
     return linear, least
 
@@ -278,8 +269,8 @@ def _measure(goal: NGramObjective, y: np.ndarray, size: int, held: np.ndarray) -
     held[:] = -1
     for k in range(len(goal.sizes)):
         for first in range(size - goal.sizes[k] + 1):
-            code = goal.offsets[k] + _encode(goal, y, first, first + goal.sizes[k])
-            linear += _weight(goal, code)
+            code = goal.offsets[k] + _encode(y, first, first + goal.sizes[k], goal.base)
+            linear += _weight(goal.codes, goal.slots, goal.weights, code)
             squared += goal.factors[k] * (2 * _count(held[k, :first], code) + 1)
             name += mix(code)
             held[k, first] = code
@@ -287,16 +278,16 @@ def _measure(goal: NGramObjective, y: np.ndarray, size: int, held: np.ndarray) -
 
 
 @compiled
-def _apply_rule(goal: NGramObjective, linear: float, squared: float) -> float:
+def _apply_rule(linear: float, squared: float, normalised: bool) -> float:
     """The paper's rule, 2⟨w, φ⟩ − ‖φ‖², with φ / ‖φ‖ in place of φ if the kernel is normalised."""
-    if not goal.normalised:
+    if not normalised:
         return 2 * linear - squared
     return 2 * linear / np.sqrt(squared) - 1 if squared > 0 else -np.inf
 
 
-@compiled
+@inlined
 def _score(goal: NGramObjective, linear: float, squared: float, size: int) -> float:
-    return _apply_rule(goal, linear, squared) + goal.prior[size]
+    return _apply_rule(linear, squared, goal.normalised) + goal.prior[size]
 
 
 @compiled
@@ -331,11 +322,11 @@ def _copy(source: np.ndarray, size: int, to: np.ndarray) -> None:
 
 
 @compiled
-def _encode(goal: NGramObjective, y: np.ndarray, start: int, stop: int) -> int:
+def _encode(y: np.ndarray, start: int, stop: int, base: int) -> int:
     """The letters from start to stop as one number."""
     code = 0
     for i in range(start, stop):
-        code = code * goal.base + y[i]
+        code = code * base + y[i]
     return code
 
 
@@ -347,8 +338,8 @@ def _count(codes: np.ndarray, code: int) -> int:
     return times
 
 
-@compiled
-def _weight(goal: NGramObjective, code: int) -> float:
+@inlined
+def _weight(codes: np.ndarray, slots: np.ndarray, weights: np.ndarray, code: int) -> float:
     """The weight of an n-gram, zero if no anchor has it."""
-    at = find(goal.slots, goal.codes, code)
-    return goal.weights[at] if at >= 0 else 0.0
+    at = find(slots, codes, code)
+    return weights[at] if at >= 0 else 0.0

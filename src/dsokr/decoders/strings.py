@@ -21,7 +21,7 @@ from dsokr.errors import InputError, check_choice, check_integers, check_number
 from dsokr.graphs import starts_of
 from dsokr.kernels import Kernel
 from dsokr.kernels.hashing import build_table
-from dsokr.kernels.strings import encoded
+from dsokr.kernels.strings import encode
 from dsokr.outputs import Outputs, take
 from dsokr.rules import RULES, Rule, largest, score
 
@@ -176,7 +176,7 @@ class Space:
         lengths = (kernel.n,) if isinstance(kernel.n, int) else kernel.n
         pairs = sorted(zip(lengths, kernel.weights or (1.0,) * len(lengths), strict=True))
         sizes, factors = np.array([n for n, _ in pairs]), np.array([factor for _, factor in pairs])
-        alphabet = np.unique(encoded([*basis.anchors, *known])[0])
+        alphabet = np.unique(encode([*basis.anchors, *known])[0])
         base = len(alphabet)
         if base ** max(lengths) > 2**61:
             raise InputError(f"NGram decodes up to 2⁶¹ different n-grams. Got {base} letters and {kernel}: decrease n.")
@@ -200,7 +200,7 @@ class Space:
 
     def number(self, strings: list[str], width: int) -> tuple[np.ndarray, np.ndarray]:  # (n, width), (n,)
         """Strings as the positions of their letters in the alphabet, padded with zeros, and their lengths."""
-        points, starts = encoded(strings)
+        points, starts = encode(strings)
         letters = np.zeros((len(strings), width), np.int64)
         letters[np.arange(width) < np.diff(starts)[:, None]] = np.searchsorted(self.alphabet, points)
         return letters, np.diff(starts)
@@ -212,7 +212,7 @@ class Space:
 
 def _find_grams(strings: Outputs, alphabet: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All n-grams as numbers in base A; for each, the string that it is in and the position of its n in ``sizes``."""
-    points, starts = encoded(strings)
+    points, starts = encode(strings)
     letters, owner = np.searchsorted(alphabet, points), np.repeat(np.arange(len(strings)), np.diff(starts))
     codes, owners, kinds = [], [], []
     for kind, n in enumerate(sizes):
