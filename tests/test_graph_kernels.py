@@ -9,6 +9,7 @@ import torch
 
 from dsokr.errors import InputError, KernelError
 from dsokr.graphs import Graph, GraphBatch, from_adjacency, from_networkx, permuted, to_adjacency, to_networkx
+from dsokr.kernels import hashing
 from dsokr.kernels.features import FeatureKernel, Features
 from dsokr.kernels.graphs import (
     NSPD,
@@ -18,6 +19,7 @@ from dsokr.kernels.graphs import (
     VertexHistogram,
     WeisfeilerLehman,
     core_numbers,
+    refine,
     refinements,
 )
 from dsokr.kernels.rooted import name_balls
@@ -160,6 +162,29 @@ def refined(graph: Graph, labels: list[int], edge_labels: bool, known: dict) -> 
         around[j].append((label * edge_labels, labels[i]))
     keys = [(own, tuple(sorted(others))) for own, others in zip(labels, around, strict=True)]
     return [known.setdefault(key, 1000 + len(known)) for key in keys]
+
+
+@pytest.mark.parametrize("edge_labels", [False, True])
+def test_one_graph_of_a_batch_is_refined_like_the_whole(edge_labels):
+    batch = GraphBatch.of(random_graphs(5, least_nodes=4))
+    first, last = batch.offsets[2:4]
+    labels, refined_labels = refinements(batch, 1, edge_labels)
+    arrays = labels[first:last], batch.indptr, batch.neighbors, batch.edge_labels, edge_labels
+    assert [refine(node, first, *arrays) for node in range(first, last)] == refined_labels[first:last].tolist()
+
+
+def test_hash_tables_find_every_id_and_nothing_else():
+    rng = np.random.default_rng(0)
+    names = rng.integers(0, 300, size=1000).astype(np.uint64)
+    ids, slots, numbers = hashing.number(names)
+    assert (ids[numbers] == names).all() and len(set(ids.tolist())) == len(ids)
+    for wanted in range(300):
+        at = hashing.find(slots, ids, np.uint64(wanted))
+        assert ids[at] == wanted if wanted in ids else at == -1
+    signed = np.array([-5, 7, -(2**62), 2**62])
+    table = hashing.build_table(signed)
+    assert [hashing.find(table, signed, x) for x in [*signed, 5, -7]] == [0, 1, 2, 3, -1, -1]
+    assert hashing.find(hashing.build_table(ids[:0]), ids[:0], ids[0]) == -1
 
 
 def test_weisfeiler_lehman_of_a_base_without_node_labels_counts_it_once_an_iteration():

@@ -101,7 +101,7 @@ def test_normalisation_names_the_output_it_fails_on():
         (lambda: kernels.Laplacian(-1.0), "gamma must be positive"),
         (lambda: kernels.Polynomial(0), "degree must be an integer of at least 1"),
         (lambda: kernels.Polynomial(2, -1.0), "offset must be at least 0"),
-        (lambda: -1.0 * kernels.Linear(), "scaled by a positive number"),
+        (lambda: -1.0 * kernels.Linear(), "factor must be positive"),
         (lambda: kernels.Linear()([[1.0, 2.0]], [[1.0]]), "vectors of one length"),
         (lambda: kernels.Linear()(["a"], ["b"]), "outputs of type str"),
         (lambda: kernels.Tanimoto()([[-1.0]], [[1.0]]), "must not be negative"),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsokr.errors import InputError, UndefinedAt
+from dsokr.errors import InputError, UndefinedAt, check_number
 from dsokr.outputs import Outputs, ViewBatch, blocks, count, take
 
 Evaluate = Callable[[Outputs], Tensor]
@@ -123,8 +123,7 @@ class Scaled(Kernel):
     factor: float
 
     def __post_init__(self) -> None:
-        if not self.factor > 0:
-            raise InputError(f"A kernel can only be scaled by a positive number. Got {self.factor}.")
+        check_number(self, "factor", "positive", self.factor > 0)
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
         return self.factor * self.kernel(a, b)

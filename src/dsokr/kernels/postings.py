@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
@@ -43,9 +44,10 @@ class Postings:
     @staticmethod
     def of(anchors: Features) -> Postings:
         ids, slots, columns = number(anchors.ids)
-        starts = starts_of(np.bincount(columns, minlength=len(ids)))
-        lists = _transpose(Sparse(anchors.indptr, columns, anchors.values), starts)
-        return Postings(ids, slots, lists, len(anchors))
+        shape = (len(anchors), len(ids))
+        lists = sp.csr_array((anchors.values, columns, anchors.indptr), shape=shape).tocsc()
+        unsigned = lists.indices.astype(np.uint32)  # faster as indices in compiled code
+        return Postings(ids, slots, Sparse(lists.indptr.astype(np.int64), unsigned, lists.data), len(anchors))
 
     def columns(self, features: Features) -> np.ndarray:
         """Return the position in ``ids`` of each of the features' coordinates, −1 for those that no anchor has."""
@@ -90,8 +92,16 @@ class Postings:
         first[starts[:-1]] = True
         rows, keep = anchors.astype(np.int64), ~stored | first
         rows[stored & first] = self.count + np.arange(len(lines))
-        lists = Sparse(starts_of(keep)[starts], rows[keep], np.where(stored, 1.0, values)[keep])
-        return lambda features: _sum_rows(_expand(self._rows(features), lists), table)
+        parts = np.where(stored, 1.0, values)[keep], rows[keep], np.append(starts_of(keep)[starts], keep.sum())
+        lists = sp.csr_array(parts, shape=(len(self.ids) + 1, len(table)))  # the last row is empty: unknown coordinates
+
+        def evaluate(features: Features) -> Tensor:
+            indptr, columns, values = self._rows(features)
+            columns[columns < 0] = len(self.ids)
+            expanded = sp.csr_array((values, columns, indptr), shape=(len(features), len(self.ids) + 1)) @ lists
+            return _sum_rows(Sparse(expanded.indptr, expanded.indices, expanded.data), table)
+
+        return evaluate
 
     def summed(self, weights: np.ndarray) -> np.ndarray:  # (n, anchors) -> (n, coordinates)
         """Return Σ_j weights[i, j] anchor_j, in single precision."""
@@ -108,7 +118,7 @@ def _sum_rows(matrix: Sparse, table: Tensor) -> Tensor:  # (n, r), (r, m) -> (n,
     """A sparse times a dense matrix, on any device."""
     if not len(matrix.columns):  # embedding_bag has no empty case
         return table.new_zeros(len(matrix.starts) - 1, table.shape[1])
-    arrays = (matrix.columns.astype(np.int64), matrix.starts, matrix.values)
+    arrays = matrix.columns.astype(np.int64), matrix.starts.astype(np.int64), matrix.values
     index, offsets, scale = (torch.from_numpy(array).to(table.device) for array in arrays)
     return embedding_bag(index, table, offsets, mode="sum", per_sample_weights=scale, include_last_offset=True)
 
@@ -119,21 +129,6 @@ def _find_all(slots: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> np.ndar
     for k in range(len(wanted)):
         found[k] = find(slots, ids, wanted[k])
     return found
-
-
-@compiled
-def _transpose(matrix: Sparse, starts: np.ndarray) -> Sparse:
-    free = starts[:-1].copy()
-    rows, values = (
-        np.empty(len(matrix.columns), np.uint32),
-        np.empty(len(matrix.columns)),
-    )  # unsigned indices are faster
-    for i in range(len(matrix.starts) - 1):
-        for k in range(matrix.starts[i], matrix.starts[i + 1]):
-            c = matrix.columns[k]
-            rows[free[c]], values[free[c]] = i, matrix.values[k]
-            free[c] += 1
-    return Sparse(starts, rows, values)
 
 
 @compiled
@@ -160,25 +155,6 @@ def _multiply(
             fv, fw, fx, fy = factors[q], factors[q + 1], factors[q + 2], factors[q + 3]
             for j in range(len(sums)):
                 sums[j] += fv * v[j] + fw * w[j] + fx * x[j] + fy * y[j]
-
-
-@compiled
-def _expand(a: Sparse, lists: Sparse) -> Sparse:
-    """a @ lists, with the products of a row side by side: columns may repeat."""
-    total = 0
-    for c in a.columns:
-        if c >= 0:
-            total += lists.starts[c + 1] - lists.starts[c]
-    starts, columns, values, free = np.zeros(len(a.starts), np.int64), np.empty(total, np.int64), np.empty(total), 0
-    for i in range(len(a.starts) - 1):
-        for k in range(a.starts[i], a.starts[i + 1]):
-            c = a.columns[k]
-            if c >= 0:
-                for t in range(lists.starts[c], lists.starts[c + 1]):
-                    columns[free], values[free] = lists.columns[t], a.values[k] * lists.values[t]
-                    free += 1
-        starts[i + 1] = free
-    return Sparse(starts, columns, values)
 
 
 @compiled

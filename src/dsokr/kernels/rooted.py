@@ -131,17 +131,16 @@ def _name_coloured(size: int, nodes: np.ndarray, slots: np.ndarray) -> np.uint64
     chosen = _choose_class(size, nodes, slots)
     if chosen == _NONE:
         return name
-    smallest, first_leaf, seen = _NONE, np.uint64(0), False
+    smallest, first_leaf = _NONE, _NONE
     for i in range(size):
         if nodes[i].shared and nodes[i].colour == chosen:
             copy = nodes[:size].copy()
             leaf = _name_leaf(i, size, copy, slots)
-            if not seen or leaf != first_leaf:
+            if leaf != first_leaf:
                 copy[:] = nodes[:size]
                 copy[i].colour = mix(copy[i].colour)
                 smallest = min(smallest, _name_coloured(size, copy, slots))
-            if not seen:
-                seen, first_leaf = True, leaf
+            first_leaf = leaf if first_leaf == _NONE else first_leaf
     return pair(name, smallest)
 
 

@@ -43,7 +43,7 @@ class NGram(FeatureKernel):
         return (self.n,) if isinstance(self.n, int) else tuple(self.n)
 
     def features(self, ys: Outputs) -> Features:
-        letters, starts = encoded(ys)
+        letters, starts = encode(ys)
         weights = self.weights or (1.0,) * len(self._lengths())
         parts = []
         for n, weight in zip(self._lengths(), weights, strict=True):
@@ -71,7 +71,7 @@ class GappyNGram(FeatureKernel):
 
     def features(self, ys: Outputs) -> Features:
         offsets = np.array([(0, *rest) for rest in combinations(range(1, self.n + self.gaps), self.n - 1)])
-        indptr, names, patterns = _read_substrings(*encoded(ys), offsets, np.zeros_like(offsets), CODE_POINTS)
+        indptr, names, patterns = _read_substrings(*encode(ys), offsets, np.zeros_like(offsets), CODE_POINTS)
         skipped = offsets[:, -1] + 1 - self.n
         return Features.of(indptr, names, (self.decay ** skipped.astype(np.float64))[patterns])
 
@@ -99,7 +99,7 @@ class Mismatch(FeatureKernel):
             raise InputError(f"Mismatch.alphabet must hold different letters, at least one. Got {self.alphabet!r}.")
 
     def features(self, ys: Outputs) -> Features:
-        letters, starts = encoded(ys)
+        letters, starts = encode(ys)
         known = np.sort(np.array(list(map(ord, self.alphabet))))
         numbers = np.minimum(np.searchsorted(known, letters), len(known) - 1)
         if (unknown := known[numbers] != letters).any():
@@ -119,7 +119,7 @@ class Mismatch(FeatureKernel):
                     yield tuple(moved.get(i, 0) for i in range(self.n))
 
 
-def encoded(strings: Outputs) -> tuple[np.ndarray, np.ndarray]:
+def encode(strings: Outputs) -> tuple[np.ndarray, np.ndarray]:
     """Return the code points of all strings, concatenated, and where each string starts."""
     for index, text in enumerate(strings):
         if not isinstance(text, str):
