@@ -472,7 +472,7 @@ class TestDrawing:
 
     def test_without_rdkit(self, model, monkeypatch):
         monkeypatch.delitem(sys.modules, "dsokr.chem", raising=False)
-        monkeypatch.setitem(sys.modules, "rdkit", None)
+        monkeypatch.setitem(sys.modules, "rdkit.Chem", None)
         monkeypatch.delattr("dsokr.chem", raising=False)
         client = Client(model)
         refused(client.get("/drawing", smiles="CCO"), 404, 'pip install "dsokr[chem]"')

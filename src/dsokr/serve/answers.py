@@ -61,17 +61,15 @@ class Question(NamedTuple):
     rule: Rule
 
 
-class Hits(NamedTuple):
-    """The best candidates for every input of a question."""
+class Answered(NamedTuple):
+    """The best candidates for every input of a question, best first."""
 
-    indices: Tensor  # (n, k)
-    scores: Tensor  # (n, k)
-    cosines: Tensor  # (n, k)
+    hits: list[list[dict[str, Any]]]
     z: Tensor  # (n, p)
     notes: list[str]  # why the answer may be a guess
 
 
-def answer(model: Model, index: CandidateIndex, questions: Sequence[Question]) -> list[Hits | Exception]:
+def answer(model: Model, index: CandidateIndex, questions: Sequence[Question]) -> list[Answered | Exception]:
     """Answer several questions at once: with one pass of the network and one search for each rule.
 
     If one of them fails or needs a note of its own, each is answered alone.
@@ -86,16 +84,22 @@ def answer(model: Model, index: CandidateIndex, questions: Sequence[Question]) -
         notes = [str(error)]
     if notes and not is_alone:
         return [found for question in questions for found in answer(model, index, [question])]
-    answers: dict[int, Hits | Exception] = {}
+    answers: dict[int, Answered | Exception] = {}
     for rule in {question.rule for question in questions}:
         chosen = [at for at, question in enumerate(questions) if question.rule == rule]
-        rows, sizes = torch.cat([z[at] for at in chosen]), [len(z[at]) for at in chosen]
-        ranking = index.search(rows, max(questions[at].k for at in chosen), rule)
-        parts = (*ranking, index.cosines(rows, ranking.indices))
-        for at, *best in zip(chosen, *(part.split(sizes) for part in parts), strict=True):
-            indices, scores, cosines = (part[:, : questions[at].k] for part in best)
-            answers[at] = Hits(indices, scores, cosines, z[at], notes)
+        rows = _search(index, torch.cat([z[at] for at in chosen]), max(questions[at].k for at in chosen), rule)
+        for at in chosen:
+            answers[at] = Answered([next(rows)[: questions[at].k] for _ in z[at]], z[at], notes)
     return [answers[at] for at in range(len(questions))]
+
+
+def _search(index: CandidateIndex, z: Tensor, k: int, rule: Rule) -> Iterator[list[dict[str, Any]]]:
+    ranking = index.search(z, k, rule)
+    names = ("rank", "index", "output", "name", "score", "cosine")
+    for columns in zip(*(part.tolist() for part in (*ranking, index.cosines(z, ranking.indices))), strict=True):
+        hits = enumerate(zip(*columns, strict=True), start=1)
+        values = ((rank, at, index.texts[at], index.names[at], score, cosine) for rank, (at, score, cosine) in hits)
+        yield [dict(zip(names, hit, strict=True)) for hit in values]
 
 
 def _predict(model: Model, questions: Sequence[Question]) -> list[Tensor]:

@@ -21,7 +21,7 @@ from dsokr import __version__
 from dsokr.errors import InputError
 from dsokr.index import CandidateIndex
 from dsokr.rules import RULES
-from dsokr.serve.answers import Hits, Model, Question, answer, decode, load_drawing
+from dsokr.serve.answers import Answered, Model, Question, answer, decode, load_drawing
 from dsokr.serve.batches import Batches, Busy
 from dsokr.serve.schema import Answer, Limits, Problem, build_question_model
 
@@ -41,10 +41,7 @@ PICTURE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'none'",
     "Cache-Control": "public, max-age=86400",
 }
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Problem, "description": "The request is wrong, too large or too slow."},
-    "5XX": {"model": Problem, "description": "Too many requests are waiting (503), or the answer took too long (504)."},
-}
+PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": {"model": Problem}, "5XX": {"model": Problem}}
 
 
 def create_app(
@@ -56,7 +53,7 @@ def create_app(
 ) -> FastAPI:
     """Return an application with the page at /, and /predict, /drawing, /health and /openapi.json.
 
-    It contacts no other host. It answers requests to localhost, to IP addresses and to the names in ``hosts``.
+    It contacts no other host. It answers requests to localhost, to IPv4 addresses and to the names in ``hosts``.
     """
     draw = load_drawing()
     rankings = Batches(lambda questions: answer(predictor, index, questions), limits.rows, limits.waiting)
@@ -127,26 +124,15 @@ def _add_predict(app: FastAPI, rankings: Batches, predictions: Batches, index: C
         start = time.perf_counter()
         inputs, coefficients = getattr(body, "inputs", None), body.coefficients
         question, rows = Question(inputs, coefficients, int(body.k), body.rule), len(inputs or coefficients)
-        hits = await rankings.ask(question, rows, seconds)
-        results = _list_hits(index, hits)
-        for z, result in zip(hits.z, results, strict=True):
+        answered: Answered = await rankings.ask(question, rows, seconds)
+        results: list[dict[str, Any]] = [{"hits": hits, "prediction": None} for hits in answered.hits]
+        for z, result in zip(answered.z, results, strict=True):
             if body.predict and facts["searches"]:
                 best, left = [hit["output"] for hit in result["hits"]], start + seconds - time.perf_counter()
                 result["prediction"] = await predictions.ask((z, best), 1, left)
         milliseconds = round(1000 * (time.perf_counter() - start), 3)
         made = {"rule": body.rule, "candidates": len(index), "milliseconds": milliseconds}
-        return JSONResponse({**made, "results": results, "notes": hits.notes})
-
-
-def _list_hits(index: CandidateIndex, hits: Hits) -> list[dict[str, Any]]:
-    results = []
-    for row in zip(hits.indices.tolist(), hits.scores.tolist(), hits.cosines.tolist(), strict=True):
-        found = [
-            {"rank": rank, "index": at, "output": index.texts[at], "name": index.names[at], "score": s, "cosine": c}
-            for rank, (at, s, c) in enumerate(zip(*row, strict=True), start=1)
-        ]
-        results.append({"hits": found, "prediction": None})
-    return results
+        return JSONResponse({**made, "results": results, "notes": answered.notes})
 
 
 def _add_health(app: FastAPI, facts: Facts) -> None:
