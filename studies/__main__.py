@@ -1,7 +1,5 @@
 """The command line of the studies: ``python -m studies NAME`` re-makes a table or figure, ``demo`` is a quick tour."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

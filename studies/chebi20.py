@@ -8,8 +8,6 @@ counts as half a rank; values under the two other conventions stand beside. The 
 ``encoders`` in the data folder, then by its name on the hub.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -167,8 +165,7 @@ def count_shared_representations(task: models.TextTask, session: Session) -> Non
     }
     for name, represent in representations.items():
         key = {"experiment": "chebi20", "representation": name, "candidates": len(task.outputs)}
-        m = session.results("ceilings").record(key, partial(_measure_ceiling, represent, task))["metrics"]
-        session.say(f"{name}: {m['shared']} candidates share theirs, Hits@1 at most {m['hits@1']:.1%}")
+        session.results("ceilings").record(key, partial(_measure_ceiling, represent, task))
 
 
 def _measure_ceiling(represent: Callable[[], Iterator[Any]], task: models.TextTask) -> Row:
@@ -189,17 +186,12 @@ def compare_sizes(config: Chebi20Config, task: models.TextTask, session: Session
         key |= {"kernel": name, "sketch": drawn}
         session.results("perfect_h").record_all(
             [key | {"m": m, "rule": rule} for m, rule in product(sizes, RULES)],
-            partial(measure_perfect_h, kernel, sketch(max(sizes)), sizes, task, session, f"{name}, {drawn}"),
+            partial(measure_perfect_h, kernel, sketch(max(sizes)), sizes, task),
         )
 
 
 def measure_perfect_h(
-    kernel: kernels.Kernel,
-    sketch: sketches.SketchSpec,
-    sizes: tuple[int, ...],
-    task: models.TextTask,
-    session: Session,
-    name: str,
+    kernel: kernels.Kernel, sketch: sketches.SketchSpec, sizes: tuple[int, ...], task: models.TextTask
 ) -> Iterator[Row]:
     """Retrieval by the true coordinates of the validation molecules, at every size and by every rule."""
     train = task.outputs[task.data.train.rows]
@@ -209,9 +201,8 @@ def measure_perfect_h(
         molecules = values[:, :m] @ span.basis(m).projection.T
         z = molecules[task.truth("val").to(task.device)]
         vectors = models.ModelVectors(z, z, molecules, diag)
-        rows = [retrieval_of(models.rank_truth(partial(vectors.score, rule), task, "val")) for rule in RULES]
-        session.say(f"Perfect h, {name}, m = {m}: MRR {max(row['mrr'] for row in rows):.3f}")
-        yield from ({"metrics": row} for row in rows)
+        for rule in RULES:
+            yield {"metrics": retrieval_of(models.rank_truth(partial(vectors.score, rule), task, "val"))}
 
 
 def tune(config: Chebi20Config, method: models.TextMethod, task: models.TextTask, session: Session) -> float:
@@ -229,7 +220,6 @@ def tune(config: Chebi20Config, method: models.TextMethod, task: models.TextTask
             return {"metrics": {"val_mrr": models.mean_reciprocal_rank(scorer, task)}}
 
         trials[rate] = session.results("validation").record(key, measure)["metrics"]["val_mrr"]
-        session.say(f"{method.name}, rate {rate:g}: validation MRR {trials[rate]:.3f} after a short training")
     return max(trials, key=lambda rate: trials[rate])
 
 
@@ -275,7 +265,6 @@ def run_method(
     results.record(
         key, lambda: {"chosen": vectors.chosen | {"rule": rule}, "metrics": metrics, "seconds": clock.seconds}
     )
-    session.say(_describe(f"{method.name}, {len(task.data.train.texts)} texts, seed {seed}", metrics))
 
 
 def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, session: Session) -> None:
@@ -300,12 +289,6 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
     best = max(ways, key=lambda way: models.mean_reciprocal_rank(partial(combine, *way), task))
     metrics = models.measure_retrieval(partial(combine, *best), task)
     results.record(key, lambda: {"chosen": {"combine": best[0], "standardize": best[1]}, "metrics": metrics})
-    session.say(_describe(f"{name} by {best[0]}{' of standardized scores' * best[1]}", metrics))
-
-
-def _describe(what: str, m: Row) -> str:
-    hits = f"Hits@1 {m['hits@1']:.1%}, Hits@10 {m['hits@10']:.1%}"
-    return f"{what}: {hits}, MRR {m['mrr']:.3f}, mean rank {m['mean_rank']:.1f}"
 
 
 SIZES = {"full": (FULL, SMALL_WORDED, LARGE, WORDED), "reduced": (REDUCED,), "quick": (QUICK,)}

@@ -1,7 +1,5 @@
 """Tables and figures of the ChEBI-20 study, from its rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import mean
 

@@ -6,8 +6,6 @@ A small Transformer reads the string, a sum of kernels compares graphs, and one 
 over the training molecules, and over all molecules.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable

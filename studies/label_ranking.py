@@ -11,8 +11,6 @@ all of them. The networks of all data sets have the same recipes to choose from;
 side, as one network.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -45,7 +43,7 @@ from studies.label_ranking_methods import (
     fit_single_networks,
     make_folds,
 )
-from studies.plots import pyplot, save_figure
+from studies.plots import draw_panels
 from studies.results import Columns, Row, format_spread, group_rows, mean_and_sd, read_rows
 from studies.study import Session, Stopwatch, Study
 
@@ -141,10 +139,7 @@ def run(config: RankingConfig, session: Session) -> None:
                 for kernel in method.kernels:
                     key = make_key(config, method, name, len(data.X), kernel, seed)
                     keys = [key | {"decoder": type(decoder).__name__} for decoder in list_decoders(method, kernel)]
-                    rows = results.record_all(keys, partial(measure_method, config, method, kernel, folds, seed))
-                    for row in rows:
-                        tau, decoder = row["metrics"]["kendall_tau"], row["decoder"]
-                        session.say(f"{name}, repetition {seed}: {method.name}, {kernel}, {decoder}: {tau:.4f}")
+                    results.record_all(keys, partial(measure_method, config, method, kernel, folds, seed))
 
 
 def make_key(config: RankingConfig, method: RankingMethod, name: str, n: int, kernel: str, seed: int) -> Row:
@@ -248,22 +243,12 @@ def list_datasets(rows: list[Row]) -> list[str]:
 
 
 def draw(folder: Path, image: Path) -> Path:
-    """Kendall's τ of the methods with the Kemeny kernel, beside the goals."""
+    """Kendall's τ of the methods with the Kemeny kernel, a panel for every data set."""
     rows = [row for row in tabulate(folder) if row["model"].endswith(", Kemeny")]
-    names = list_datasets(rows)
-    figure, axes = pyplot().subplots(figsize=(9, 3.4), layout="constrained")
-    width = 0.8 / len(rows)
-    for i, row in enumerate(rows):
-        bars = [(j, *row[name]) for j, name in enumerate(names) if name in row]
-        at, means, deviations = zip(*bars, strict=True)
-        left = [j + (i - (len(rows) - 1) / 2) * width for j in at]
-        axes.bar(left, means, width, yerr=deviations, label=METHODS[row["method"]], error_kw={"linewidth": 0.8})
-    for j, name in enumerate(names):
-        if name in GOALS:
-            axes.hlines(GOALS[name], j - 0.45, j + 0.45, color="black", linestyle=":")
-    axes.set(xticks=range(len(names)), xticklabels=names, ylabel="Kendall's τ", ylim=(0, 1.02))
-    axes.legend(frameon=False, ncols=len(rows), loc="upper center", bbox_to_anchor=(0.5, 1.16))
-    return save_figure(figure, image)
+    points = {
+        name: [(METHODS[row["method"]], *row[name]) for row in rows if name in row] for name in list_datasets(rows)
+    }
+    return draw_panels(points, "Kendall's τ", image, across=4)
 
 
 SIZES = {"full": (FULL, SUSHI), "reduced": (REDUCED,), "quick": (QUICK,)}

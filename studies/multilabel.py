@@ -24,7 +24,7 @@ from dsokr.metrics import exact_match, f1
 from dsokr.regressors import Training
 from studies.data.multilabel import CHECKSUMS, MultiLabel, generate, load_multilabel
 from studies.multilabel_methods import Choice, Deep, Encoder, LabelMethod, LabelTask, Logistic, NetworkSetting, Ridge
-from studies.plots import pyplot, save_figure
+from studies.plots import draw_panels
 from studies.results import Results, Row, group_rows, mean_and_sd, read_rows
 from studies.study import Session, Stopwatch, Study
 
@@ -78,7 +78,7 @@ QUICK = MultilabelConfig(
 def run(config: MultilabelConfig, session: Session) -> None:
     """Compute what ``validation.jsonl`` (all that was tried) and ``models.jsonl`` (tested) do not hold yet."""
     for name, load in config.data.items():
-        tuning = Tuning(LabelTask.of(name, load(session.data)), session.results("validation"), session.say)
+        tuning = Tuning(LabelTask.of(name, load(session.data)), session.results("validation"))
         for group in list_finalists(config, tuning):
             choices = [
                 (choice.f1, method, decoder) for method in group for decoder, choice in tuning.of(method).items()
@@ -111,7 +111,6 @@ class Tuning:
 
     task: LabelTask
     results: Results
-    say: Callable[[str], None]
 
     def key(self, method: LabelMethod, decoder: str) -> Row:
         task = {"experiment": "multilabel", "data": self.task.name, "n_train": len(self.task.train[0])}
@@ -127,9 +126,6 @@ class Tuning:
         clock = Stopwatch()
         with clock("choose"):
             choices = method.choose(self.task)
-        for name, (score, values) in choices.items():
-            model = name_model(self.key(method, name))
-            self.say(f"{self.task.name}, {model}: validation F1 {score:.3f} with {values}")
         return [
             {"metrics": {"f1": choices[name].f1}, "chosen": choices[name].values, "seconds": clock.seconds}
             for name in method.decoders
@@ -158,9 +154,7 @@ def measure_method(method: LabelMethod, tuning: Tuning, seed: int, results: Resu
             rows.append({"metrics": metrics, "chosen": choice.values, "seconds": clock.seconds})
         return rows
 
-    for row in results.record_all(keys, measure):
-        model = f"{tuning.task.name}, {name_model(row)}, seed {seed}"
-        tuning.say(f"{model}: test F1 {row['metrics']['f1']:.4f}")
+    results.record_all(keys, measure)
 
 
 def name_model(row: Row) -> str:
@@ -220,25 +214,16 @@ COLUMNS = {
     "F1 on validation": "{val_f1:.3f}",
     "runs": "{runs}",
 }
-ACROSS = 3  # panels of the figure
 
 
 def draw(folder: Path, image: Path) -> Path:
     """The F1 on test of the selected model of every method, a panel for every data set."""
-    groups = group_rows([row for row in tabulate(folder) if row.get("selected")], lambda row: row["data"])
-    lines = -(-len(groups) // ACROSS)
-    figure, grid = pyplot().subplots(lines, ACROSS, figsize=(9, 2.4 * lines), layout="constrained", squeeze=False)
-    for axes in grid.flat[len(groups) :]:
-        axes.remove()
-    for axes, (data, rows) in zip(grid.flat, groups.items(), strict=False):
-        rows.sort(key=lambda row: row["f1"])
-        labels = [row["model"].replace(", ", "\n", 1) for row in rows]
-        axes.errorbar([row["f1"] for row in rows], labels, xerr=[row["sd"] for row in rows], fmt="o", capsize=3)
-        axes.set(title=data, xlabel="example-based F1")
-        axes.grid(axis="x", alpha=0.3)
-        axes.margins(y=0.3)
-        axes.tick_params(axis="y", labelsize=7)
-    return save_figure(figure, image)
+    panels = group_rows([row for row in tabulate(folder) if row.get("selected")], lambda row: row["data"])
+    points = {
+        title: [(row["model"].replace(", ", "\n", 1), row["f1"], row["sd"]) for row in rows]
+        for title, rows in panels.items()
+    }
+    return draw_panels(points, "example-based F1", image)
 
 
 STUDY = Study("multilabel", {"full": (FULL,), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw)

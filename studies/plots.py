@@ -1,10 +1,13 @@
 """Figures with matplotlib, which is an extra."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dsokr.errors import import_extra
 from dsokr.selection import SizeCurve
+
+Point = tuple[str, float, float]  # label, value, standard deviation
 
 
 def pyplot() -> Any:
@@ -17,6 +20,22 @@ def save_figure(figure: Any, path: Path, dpi: int = 150) -> Path:
     figure.savefig(path, dpi=dpi)
     pyplot().close(figure)
     return path
+
+
+def draw_panels(panels: Mapping[str, Sequence[Point]], xlabel: str, image: Path, across: int = 3) -> Path:
+    """Values with their standard deviations, a panel for every title."""
+    columns, lines = min(across, len(panels)), -(-len(panels) // across)
+    size = 4.5 * columns, 2.6 * lines
+    figure, grid = pyplot().subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    for axes, (title, points) in zip(grid.flat, panels.items(), strict=False):
+        labels, values, deviations = zip(*reversed(points), strict=True)
+        axes.errorbar(values, labels, xerr=deviations, fmt="o", capsize=3)
+        axes.set(title=title, xlabel=xlabel)
+        axes.grid(axis="x", alpha=0.3)
+        axes.margins(y=0.2)
+    return save_figure(figure, image)
 
 
 def plot_sizes(curve: SizeCurve, chosen: int, label: str = "value", axes: Any = None) -> Any:

@@ -1,7 +1,5 @@
 """Results of studies: JSON lines, each appended as soon as it is known and never computed twice; tables of them."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess
@@ -22,6 +20,8 @@ Columns = Mapping[str, Column]  # by header
 Key = TypeVar("Key", bound=Hashable)
 
 MEASURED = ("metrics", "chosen", "seconds", "hardware", "commit", "date")  # all other fields identify a row
+SHOWN = ("data", "dataset", "protocol", "split", "representation", "method", "model", "kernel", "sketch", "m", "p")
+SHOWN += ("rule", "decoder", "rate", "seed")  # in progress lines
 TRAINING_FIELDS = ("epochs", "batch_size", "learning_rate", "schedule")  # in the keys of rows
 MISSING = "–"
 
@@ -37,8 +37,8 @@ class Results:
     {'mse': 0.5}
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda line: None):
+        self.path, self.say = path, say
         self.commit = read_commit()  # before anything is measured: the source may change in the meantime
         self.rows = read_rows(path)
 
@@ -76,6 +76,7 @@ class Results:
                 file.truncate(complete)
             file.write(json.dumps(row).encode() + b"\n")
         self.rows.append(row)
+        self.say(f"{self.path.stem}: {describe_row(row)}")
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -87,6 +88,17 @@ def read_rows(path: Path) -> list[Row]:
         return [json.loads(line) for line in lines]
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}.") from error
+
+
+def describe_row(row: Row) -> str:
+    """A line on what was measured.
+
+    >>> describe_row({"method": "nn", "seed": 0, "metrics": {"mse": 0.25}})
+    'nn, seed 0: mse 0.25'
+    """
+    which = [row[name] if isinstance(row[name], str) else f"{name} {row[name]}" for name in SHOWN if name in row]
+    numbers = [f"{name} {value:.4g}" for name, value in row["metrics"].items() if isinstance(value, float)]
+    return f"{', '.join(which)}: {', '.join(numbers[:4])}"
 
 
 def pick_fields(owner: object, *names: str) -> Row:

@@ -8,8 +8,6 @@ agrees better with the edit distance, the best 2,048 directions of a larger sket
 coefficients are also decoded by a search over all molecules instead of a list.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ import torch
 from torch import Generator
 
 from dsokr import sketches
-from dsokr.basis import SketchedBasis, sketch_span
+from dsokr.basis import SketchedBasis, SketchedSpan, sketch_span
 from dsokr.decoders import Candidates, EmbeddedOutputs
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.kernels import Kernel
@@ -123,15 +121,17 @@ def compare_sizes(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> No
         key = make_key(split, config.splits[0]) | {"method": "perfect_h", "kernel": name, "sketch": "SubSample"}
         keys = [key | {"m": m, "rule": rule, "seed": 0} for m in config.sizes for rule in RULES]
 
-        def measure(kernel: Kernel = kernel, name: str = name) -> Iterator[Row]:
-            largest, generator = sketches.SubSample(max(config.sizes)), Generator().manual_seed(0)
-            span = sketch_span(kernel, split.train.graphs, largest, generator=generator, device=session.device)
+        def measure(kernel: Kernel = kernel) -> Iterator[Row]:
+            span = draw_span(kernel, split, max(config.sizes), session)
             for m in config.sizes:
-                rows = list(measure_perfect_h(span.basis(m), split, RULES))
-                session.say(f"Perfect h, {name}, m = {m}: {rows[0]['metrics']['ged_edge_labels']:.3f}")
-                yield from rows
+                yield from measure_perfect_h(span.basis(m), split, RULES)
 
         session.results("perfect_h").record_all(keys, measure)
+
+
+def draw_span(kernel: Kernel, split: SMI2Mol, size: int, session: Session) -> SketchedSpan:
+    sketch, generator = sketches.SubSample(min(size, len(split.train.smiles))), Generator().manual_seed(0)
+    return sketch_span(kernel, split.train.graphs, sketch, generator=generator, device=session.device)
 
 
 def measure_perfect_h(basis: SketchedBasis, split: SMI2Mol, rules: Sequence[Rule]) -> Iterator[Row]:
@@ -144,7 +144,6 @@ def measure_perfect_h(basis: SketchedBasis, split: SMI2Mol, rules: Sequence[Rule
 
 def compare_kernels(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
     """Which kernel agrees best with the edit distance? Perfect h at one size, for all of them."""
-    sketch = sketches.SubSample(config.kernel_size)
     for name, kernel in KERNELS.items():
         key = make_key(split, config.splits[0]) | {
             "method": "perfect_h",
@@ -157,12 +156,10 @@ def compare_kernels(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> 
         }
 
         def measure(kernel: Kernel = kernel) -> Row:
-            generator = Generator().manual_seed(0)
-            span = sketch_span(kernel, split.train.graphs, sketch, generator=generator, device=session.device)
-            return next(measure_perfect_h(span.basis(), split, ["projected"]))
+            basis = draw_span(kernel, split, config.kernel_size, session).basis()
+            return next(measure_perfect_h(basis, split, ["projected"]))
 
-        m = session.results("kernels").record(key, measure)["metrics"]
-        session.say(f"kernel {name}: {m['ged']:.3f} / {m['ged_edge_labels']:.3f} with true coordinates")
+        session.results("kernels").record(key, measure)
 
 
 def measure_floor(config: Smi2MolConfig, split: SMI2Mol, number: int, session: Session) -> None:
@@ -173,9 +170,8 @@ def measure_floor(config: Smi2MolConfig, split: SMI2Mol, number: int, session: S
     key = make_key(split, number) | {"method": "floor", "kernel": OURS.kernel, "nearest": config.nearest}
 
     def measure() -> Row:
-        generator, sketch = Generator().manual_seed(0), sketches.SubSample(min(1000, len(split.train.smiles)))
         train, test = split.train.graphs, split.test.graphs
-        basis = sketch_span(KERNELS[OURS.kernel], train, sketch, generator=generator, device=session.device).basis()
+        basis = draw_span(KERNELS[OURS.kernel], split, 1000, session).basis()
         nearest = EmbeddedOutputs(basis, train).top(basis.embed(test), config.nearest, "projected").indices.cpu()
         floor = {}
         for name, labels in (("ged", False), ("ged_edge_labels", True)):
@@ -183,9 +179,7 @@ def measure_floor(config: Smi2MolConfig, split: SMI2Mol, number: int, session: S
             floor[name] = torch.stack(columns).amin(dim=0).mean().item()
         return {"metrics": floor}
 
-    m = session.results("floor").record(key, measure)["metrics"]
-    distances = f"{m['ged']:.3f} without and {m['ged_edge_labels']:.3f} with edge labels"
-    session.say(f"split {number}, best training molecule: GED {distances}")
+    session.results("floor").record(key, measure)
 
 
 def run_model(config: Smi2MolConfig, model: MoleculeModel, split: SMI2Mol, number: int, session: Session) -> None:
@@ -208,22 +202,16 @@ def measure_model(
     config: Smi2MolConfig, model: MoleculeModel, split: SMI2Mol, keys: list[Row], session: Session
 ) -> Iterator[Row]:
     estimator, seconds = fit_model(model, split, keys[0]["seed"], session.device)
-    history = estimator.history_
-    prefix = f"split {keys[0]['split']}, {model.name}"
-    losses = f"best epoch {history.best_epoch}, validation loss {min(history['val_loss']):.4f}"
-    session.say(f"{prefix}: trained in {seconds['training']:.0f} s, {losses}")
+    session.say(f"trained {model.name} in {seconds['training']:.0f} s")
     for key in keys:
         decoder, metrics = choose_decoder(estimator, model.decoders[key["decoder"]], split)
         start = time.perf_counter()
         predicted = decode(estimator, decoder, split.test.smiles)
         seconds["decoding"] = time.perf_counter() - start
-        metrics |= measure_distances(predicted, split.test.graphs) | {"best_epoch": history.best_epoch}
+        metrics = measure_distances(predicted, split.test.graphs) | metrics
         if key["split"] == config.splits[-1]:
             session.results("predictions").record(key, partial(keep_graphs, predicted, config.drawn))
-        distances = f"GED {metrics['ged']:.3f} without and {metrics['ged_edge_labels']:.3f} with edge labels"
-        session.say(
-            f"{prefix}, {key['decoder']} by {decoder.scoring_rule()}: {distances}, {metrics['exact']:.1%} exact"
-        )
+        metrics |= {"best_epoch": estimator.history_.best_epoch}
         yield {"chosen": {"rule": decoder.scoring_rule()}, "metrics": metrics, "seconds": dict(seconds)}
 
 
@@ -248,8 +236,7 @@ def run_baseline(config: Smi2MolConfig, baseline: Baseline, split: SMI2Mol, numb
             session.results("predictions").record(key, partial(keep_graphs, predicted, config.drawn))
         return row
 
-    row = session.results("baselines").record(key, measure)
-    session.say(f"split {number}, {row['method']}: GED {row['metrics']['ged']:.3f} without edge labels")
+    session.results("baselines").record(key, measure)
 
 
 METHODS = {  # names of rows in the table, in its order

@@ -5,8 +5,6 @@ once. The two with kernels on the inputs use 3-grams of SMILES, as in the paper.
 are all labelled 1, and the distance with edge labels counts them as such.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

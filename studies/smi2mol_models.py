@@ -1,7 +1,5 @@
 """The models of the SMI2Mol study: the paper's and ours, how they are trained, decoded and measured."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 from typing import Any

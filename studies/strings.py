@@ -43,8 +43,8 @@ from dsokr.regressors.neural import FittedNetwork
 from dsokr.sketches import SubSample
 from studies.baselines.regression import CPU, as_targets
 from studies.data.ocr_letters import FIRST, WrittenWords, generate, load_ocr_letters, rearrange_letters
-from studies.plots import pyplot, save_figure
-from studies.results import Row, format_spread, mean_and_sd, read_rows
+from studies.plots import draw_panels
+from studies.results import Row, format_spread, group_rows, mean_and_sd, read_rows
 from studies.study import Session, Stopwatch, Study
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -149,14 +149,9 @@ PROTOCOLS = {"known words": split_by_fold, "new words": split_by_word}
 def run(config: StringsConfig, session: Session) -> None:
     """Compute what ``models.jsonl`` does not hold yet."""
     words = config.load(session.data)
-    for protocol, divide in PROTOCOLS.items():
+    for divide in PROTOCOLS.values():
         for split in list(divide(words))[: config.splits]:
-            keys = make_keys(config, split)
-            rows = session.results("models").record_all(keys, partial(measure_methods, config, split))
-            for row in rows:
-                m = row["metrics"]
-                numbers = f"{m['word_accuracy']:.3f} of words, {m['char_error']:.3f} of letters wrong"
-                session.say(f"{protocol}, split {split.number}: {row['method']}, {row['decoder']}: {numbers}")
+            session.results("models").record_all(make_keys(config, split), partial(measure_methods, config, split))
 
 
 def make_keys(config: StringsConfig, split: WordSplit) -> list[Row]:
@@ -345,14 +340,9 @@ COLUMNS = {
 
 def draw(folder: Path, image: Path) -> Path:
     """The share of words that each method gets right, by protocol."""
-    rows = tabulate(folder)
-    figure, grid = pyplot().subplots(1, len(PROTOCOLS), figsize=(9, 2.6), layout="constrained")
-    for axes, protocol in zip(grid, PROTOCOLS, strict=True):
-        own = [row for row in reversed(rows) if row["protocol"] == protocol]
-        values, deviations = zip(*(row["word_accuracy"] for row in own), strict=True)
-        axes.barh([row["model"] for row in own], values, xerr=deviations, color="tab:blue")
-        axes.set(title=protocol, xlabel="words right", xlim=(0, 1.05))
-    return save_figure(figure, image)
+    panels = group_rows(tabulate(folder), lambda row: row["protocol"])
+    points = {title: [(row["model"], *row["word_accuracy"]) for row in rows] for title, rows in panels.items()}
+    return draw_panels(points, "words right", image)
 
 
 STUDY = Study("strings", {"full": (FULL,), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw)

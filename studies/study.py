@@ -1,7 +1,5 @@
 """What all studies have in common: three sizes, a place to run in, a table and a figure."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ class Session:
 
     def results(self, name: str) -> Results:
         """The file ``name``.jsonl of results."""
-        return Results(self.folder / f"{name}.jsonl")
+        return Results(self.folder / f"{name}.jsonl", self.say)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ of 1,000 outputs. A sketch of m noisy outputs misses about rank Â· noise / (m âˆ
 the rotated one does not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -77,7 +75,6 @@ def run(config: SyntheticConfig, session: Session) -> None:
     task = {"experiment": "synthetic", "task": asdict(config.task)}
     key = task | {"method": "leverage_scores", "regularization": config.regularization, "seed": 0}
     session.results("leverage").record(key, partial(measure_leverage, config, data.train[1]))
-    session.say("leverage scores are done")
     for seed in range(config.replicates):
         run_replicate(config, data, seed, task, session)
 
@@ -108,10 +105,7 @@ def run_replicate(config: SyntheticConfig, data: LeastSquaresData, seed: int, ta
         yield from train_side_by_side(config, data, bases, seed)
 
     training = {"training": pick_fields(config.training, *TRAINING_FIELDS)}
-    for row in session.results("models").record_all([task | training | model for model in models], measure):
-        what = f"{row['sketch']}, p = {row['p']}" if "p" in row else "NN"
-        m = row["metrics"]
-        session.say(f"replicate {seed}: {what}, {m['parameters']:,} parameters, test MSE {m['mse']:.5f}")
+    session.results("models").record_all([task | training | model for model in models], measure)
 
 
 def draw_bases(config: SyntheticConfig, Y: Tensor, name: str, seed: int) -> Callable[[int], SketchedBasis]:

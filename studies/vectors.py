@@ -7,8 +7,6 @@ kernel is decoded over the training outputs (``Candidates``) and by gradient asc
 compared with a network that predicts the outputs themselves. The width of the Gaussian kernel is chosen on validation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -69,14 +67,12 @@ def run(config: VectorsConfig, session: Session) -> None:
         data = config.task.draw(Generator().manual_seed(seed))
         task = {"experiment": "vectors", "task": asdict(config.task), "encoder": str(config.network)}
         key = task | {"training": pick_fields(config.training, *TRAINING_FIELDS), "seed": seed}
-        rows = [results.record(key | {"method": "nn"}, partial(measure_network, config, data, seed))]
+        results.record(key | {"method": "nn"}, partial(measure_network, config, data, seed))
         for kernel, widths in (("Linear", (None,)), ("Gaussian", config.widths)):
             own = {"kernel": kernel, "widths": list(widths), "selected": len(widths) > 1}
             model = key | {"method": "dsokr", "sketch": "SubSample", "m": config.size} | own
             keys = [model | {"decoder": decoder} for decoder in DECODERS]
-            rows += results.record_all(keys, partial(measure_dsokr, config, data, kernel, seed))
-        for row in rows:
-            session.say(f"replicate {seed}: {name_model(row)}: test MSE {row['metrics']['mse']:.4f}")
+            results.record_all(keys, partial(measure_dsokr, config, data, kernel, seed))
 
 
 def measure_network(config: VectorsConfig, data: LeastSquaresData, seed: int) -> Row:

@@ -1,7 +1,5 @@
 """A network that predicts the numbers of the outputs themselves, under the mean squared error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

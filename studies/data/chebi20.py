@@ -1,7 +1,5 @@
 """ChEBI-20: descriptions of molecules in English, and the 33,010 candidate molecules."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Generated molecules with generated descriptions, in the form of ChEBI-20: nothing to download."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

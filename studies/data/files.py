@@ -1,7 +1,5 @@
 """Where data sets are on disk. The project ships none: a missing file says where to get it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

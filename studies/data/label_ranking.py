@@ -1,7 +1,5 @@
 """Label ranking: inputs are vectors, outputs are orders of preference of the same few labels."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Multi-label data: inputs that are vectors, outputs that are sets of labels. From MULAN, or generated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 
