@@ -37,7 +37,7 @@ class Kind:
 
 @dataclass
 class HandMade:
-    """Coefficients from the letters of a text, or the first numbers of a vector. It may decode, to one output."""
+    """Coefficients from the letters of a text, or the numbers of a vector. It may decode, to one output."""
 
     input: Any = field(default_factory=lambda: Kind("text"))
     output: Any = field(default_factory=lambda: Kind("smiles"))
@@ -50,10 +50,8 @@ class HandMade:
         self.asked.append(len(inputs))
         for position, reason in self.input.read(inputs).bad.items():
             raise InputError(f"Input {position}: {reason}")
-        rows = []
-        for cell in inputs:
-            numbers = [float(ord(letter)) for letter in cell] if isinstance(cell, str) else list(cell)
-            rows.append((numbers * DIM)[:DIM])
+        numbers = [map(float, cell.split(";") if self.input.name == "vector" else map(ord, cell)) for cell in inputs]
+        rows = [(list(row) * DIM)[:DIM] for row in numbers]
         return torch.tensor(rows, dtype=torch.float64) + 1
 
     def decode(self, z: torch.Tensor) -> tuple[list[str], torch.Tensor]:

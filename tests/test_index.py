@@ -604,8 +604,8 @@ class TestCommands:
     def model(cls, tmp_path_factory):
         folder = tmp_path_factory.mktemp("words")
         words = [a + b + c for a in "bcdfg" for b in "aeiou" for c in "lmnrst"]
-        cells = [(str(ord(word[0])), str(ord(word[1]))) for word in words]
-        rows = [f"{x1},{x2},{word}" for (x1, x2), word in zip(cells, words, strict=True)]
+        cells = [f"{ord(word[0])};{ord(word[1])}" for word in words]
+        rows = [f"{cell.replace(';', ',')},{word}" for cell, word in zip(cells, words, strict=True)]
         (folder / "pairs.csv").write_text("x1,x2,word\n" + "\n".join(rows) + "\n")
         model = DSOKR(kernels.NGram(2), sketches.SubSample(40), KernelRidge(kernels.Gaussian(0.1)), random_state=0)
         predictor = Predictor.fit(model, Vector(("x1", "x2")), String(("word",)), cells, words)

@@ -39,7 +39,7 @@ class Model(Protocol):
     @property
     def searches(self) -> bool: ...
 
-    def coefficients(self, inputs: Sequence[Any]) -> Tensor: ...  # (n, p)
+    def coefficients(self, inputs: Sequence[str]) -> Tensor: ...  # (n, p)
 
     def decode(self, z: Tensor) -> tuple[list[str], Tensor]: ...  # (n, p) -> n outputs, (n,)
 
@@ -55,7 +55,7 @@ class BadInput(InputError):
 class Question(NamedTuple):
     """Inputs, or coefficients in their place."""
 
-    inputs: list[Any] | None
+    inputs: list[str] | None
     coefficients: list[list[float]] | None
     k: int
     rule: Rule
@@ -113,7 +113,7 @@ def _predict(model: Model, questions: Sequence[Question]) -> list[Tensor]:
     ]
 
 
-def _run_network(model: Model, inputs: list[Any]) -> Tensor:  # (n, p)
+def _run_network(model: Model, inputs: list[str]) -> Tensor:  # (n, p)
     try:
         z = model.coefficients(inputs).cpu().double()
     except InputError:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from dsokr.errors import check_number
@@ -77,7 +77,8 @@ def build_question_model(facts: dict[str, Any]) -> Any:
     limits, most = facts["limits"], facts["limits"]["k"]
     either = {"coefficients": _rows(_numbers(facts["coefficients"], LARGEST), limits)}
     if facts["input"] == "vector":
-        either["inputs"] = _rows(_numbers(facts["width"], LARGEST_INPUT), limits)
+        as_cell = AfterValidator(lambda row: ";".join(map(repr, row)))  # as the command line writes several numbers
+        either["inputs"] = _rows(Annotated[_numbers(facts["width"], LARGEST_INPUT), as_cell], limits)
     elif facts["input"]:
         either["inputs"] = _rows(Annotated[str, Field(min_length=1, max_length=limits["text"], pattern=r"\S")], limits)
     options: dict[str, Any] = {
