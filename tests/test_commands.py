@@ -638,6 +638,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         (f"{VECTOR} --learning-rate 0", "--learning-rate must be positive and finite. Got 0.0."),
         (f"{VECTOR} --learning-rate nan", "--learning-rate must be positive and finite. Got nan."),
         (f"{VECTOR} --device tpu", "Unknown device 'tpu'"),
+        (f"{SMILES} --encoder an/encoder --network WordBag", "--encoder is a network itself. Got --network WordBag"),
         (f"{SMILES} --encoder {{}}", "is neither the folder of a text encoder nor a name on the hub"),
         ("predict nowhere {}/vector.csv --out o.csv", "There is no folder nowhere. Train a model with: dsokr fit"),
         ("predict {}/vector.csv {} --out o.csv", "vector.csv is a file. The folder of the model comes first"),

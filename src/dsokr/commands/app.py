@@ -1,7 +1,5 @@
 """The command line: read the options, call, print."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import platform

@@ -1,7 +1,5 @@
 """strs: texts and numbers in them, how messages show them, and guesses of what kind of cells a column holds."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """How good a predictor is, in numbers that suit the kind of its outputs, and in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -164,14 +162,8 @@ def summarize(metrics: dict[str, float], n: int) -> str:
     said = _summarize_ranks(metrics, n) if "hits@1" in metrics else []
     if "exact" in metrics:
         said.append(f"{metrics['exact']:.0%} of {count_of(n, 'prediction')} {'is' if n == 1 else 'are'} exactly right")
-    names = {
-        "f1": "F1",
-        "kendall_tau": "Kendall's tau",
-        "r2": "R²",
-        "mae": "mean absolute error",
-        "edits": "mean edits",
-    }
-    said += [f"{words} {metrics[name]:.3g}" for name, words in names.items() if name in metrics]
+    words = {"f1": "F1", "kendall_tau": "Kendall's tau", "r2": "R²", "mae": "mean absolute error", "edits": "edits"}
+    said += [f"{word} {metrics[name]:.3g}" for name, word in words.items() if name in metrics]
     text = "; ".join(said)
     return f"{text[:1].upper()}{text[1:]}."
 

@@ -1,11 +1,10 @@
 """From a table of pairs to a saved model with its report."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,7 @@ def fit(options: FitOptions, problems: Problems, say: Say) -> Result:
         raise ModelFolderError(f"{out} exists and is not a saved model. Choose another folder with --out.")
     check_place(out)
     resolve_device(options.device)
-    if options.encoder:
-        check_encoder(options.encoder)
+    check_encoder(options)
     with lock_folder(draft, "dsokr fit"):
         try:
             predictor = _fit(options, draft, problems, say)
@@ -138,7 +136,7 @@ def _choose_kind(text: str, option: str, names: list[str], rows: Rows) -> Any:
         guess, table = guess_input if is_input else guess_output, rows.table
         text = guess(names, rows.join(names), lambda at: f"{table.path}, {table.place(rows.numbers[at])}")
     kind: Any = known[text]() if text in known else parse_part(text, columns, option)
-    if not isinstance(kind, tuple(known.values())):
+    if type(kind) not in known.values():
         raise InputError(f"There is no {option} {text!r}. Choose from {', '.join(known)}.")
     return replace(kind, columns=tuple(names))
 
@@ -216,14 +214,12 @@ def _check_replaced(options: FitOptions, predictor: Predictor, say: Say) -> None
     if not (options.out / "config.json").is_file():
         return
     chosen: dict[str, str] = {}
-    if (options.out / "task.json").is_file():
+    with suppress(OSError, ValueError, KeyError):
         chosen = json.loads((options.out / "task.json").read_text(encoding="utf-8"))["facts"]["chosen"]
-    before, now = ([facts.get(name) for name in ("input", "output")] for facts in (chosen, predictor.facts["chosen"]))
-    if before != now and not options.restart:
-        raise InputError(
-            f"{options.out} holds a model of another task ({before[0]} to {before[1]}). Choose another folder with "
-            "--out, or add --restart to replace it."
-        )
+    if not options.restart and any(chosen.get(name) != predictor.facts["chosen"][name] for name in ("input", "output")):
+        what = f" ({chosen['input']} to {chosen['output']})" if chosen else ""
+        advice = "Choose another folder with --out, or add --restart to replace it."
+        raise InputError(f"{options.out} holds a model of another task{what}. {advice}")
     say(f"  {'replaces':<12}the model that is in {options.out} now")
 
 
@@ -246,8 +242,9 @@ def _choose_size(
             f"{draft} holds an interrupted training with other data or options. Run the same command as before to "
             "resume it, or add --restart to discard it."
         )
-    size = {"chosen": 0} if options.size == "auto" else {"chosen": int(options.size)}
-    if options.size == "auto":
+    if options.size != "auto":
+        size = {"chosen": int(options.size)}
+    else:
         size = _compare_sizes(options, model.kernel, as_outputs(pairs.Y), valid and as_outputs(valid.Y))
         say(f"  {'size':<12}{size['chosen']} of {len(pairs):,} outputs make the basis, chosen by Perfect h")
     write_json(note, {"fingerprint": identity, "size": size})
@@ -257,10 +254,8 @@ def _choose_size(
 def _compare_sizes(options: FitOptions, kernel: Kernel, ys: Any, held_out: Any) -> dict[str, Any]:
     """Choose the fewest training outputs that are nearly as good as many, by Perfect h."""
     if held_out is None:
-        order, tenth = (
-            torch.randperm(count(ys), generator=Generator().manual_seed(options.seed)),
-            max(1, count(ys) // 10),
-        )
+        order = torch.randperm(count(ys), generator=Generator().manual_seed(options.seed))
+        tenth = max(1, len(order) // 10)
         held_out, ys = take(ys, order[:tenth]), take(ys, order[tenth:])
     sizes = sorted({*(2**i for i in range(3, 11) if 2**i < count(ys)), min(count(ys), 1024)})
     generator, device = Generator().manual_seed(options.seed), resolve_device(options.device)

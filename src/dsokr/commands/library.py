@@ -139,15 +139,13 @@ def _embed_blocks(library: Library, start: int) -> Iterator[Block]:
     basis, last = library.predictor.basis, start
     for block in library.blocks(start):
         if block.last_row > start:
-            problems = (
-                library.problems.found.get((str(library.table.path), row))
-                for row in range(last + 1, block.last_row + 1)
-            )
-            bad = [problem.sentence() for problem in problems if problem]
+            file, found = str(library.table.path), library.problems.found
+            rows = [row for row in range(last + 1, block.last_row + 1) if (file, row) in found]
+            skipped = [found[file, row].sentence() for row in rows]
             psi, diag = torch.empty(0, basis.dim), torch.empty(0)
             if block.cells:
                 psi, diag = basis.embed(block.values), basis.diag(block.values)
-            yield Block(block.cells, psi, diag, block.names, read=block.last_row - last, skipped=bad)
+            yield Block(block.cells, psi, diag, block.names, read=block.last_row - last, skipped=skipped)
             last = block.last_row
 
 

@@ -1,7 +1,5 @@
 """The options of the commands, on the command line or, for `dsokr fit`, in a TOML file."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field

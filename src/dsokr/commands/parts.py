@@ -1,7 +1,5 @@
 """The parts of a model: those that options name, as expressions, and those that suit the data by default."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -70,11 +68,13 @@ def find_gamma(ys: Any, power: int) -> float:
     return 1 / typical if typical > 0 else 1.0
 
 
-def check_encoder(name: str) -> None:
-    """Check that this is a folder with an encoder, or may be a name on the hub; the hub is not asked."""
-    folder = Path(name)
+def check_encoder(options: FitOptions) -> None:
+    """Check that an encoder is a folder with one, or may be a name on the hub; the hub is not asked."""
+    name, folder = options.encoder, Path(options.encoder)
+    if name and options.network != "auto":
+        raise InputError(f"--encoder is a network itself. Got --network {options.network} beside it.")
     is_name = HUB_NAME.fullmatch(name) and not folder.parent.is_dir()
-    if not (folder / "config.json").is_file() and (folder.is_dir() or not is_name):
+    if name and not (folder / "config.json").is_file() and (folder.is_dir() or not is_name):
         raise InputError(f"{name} is neither the folder of a text encoder nor a name on the hub, organisation/model.")
 
 

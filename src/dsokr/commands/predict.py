@@ -1,7 +1,5 @@
 """Predictions and ranked candidates as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -53,10 +51,8 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     write_skipped(problems, without_compression(options.out).with_suffix(".skipped.csv"))
     what = f"{describe_candidates(candidates, duplicates)} ranked" if candidates else "Predictions"
     counts = {"inputs": len(hits), "candidates": candidates, "duplicates": duplicates, "skipped": len(problems.found)}
-    return Result(
-        {"out": str(options.out), **counts},
-        [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"],
-    )
+    texts = [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"]
+    return Result({"out": str(options.out), **counts}, texts)
 
 
 def _check_options(options: PredictOptions) -> None:

@@ -1,7 +1,5 @@
 """What was trained and how good it is, as one HTML page that needs no other file."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any
