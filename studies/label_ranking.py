@@ -143,22 +143,11 @@ def run(config: RankingConfig, session: Session) -> None:
 
 
 def make_key(config: RankingConfig, method: RankingMethod, name: str, n: int, kernel: str, seed: int) -> Row:
+    task = {"experiment": "label_ranking", "dataset": name, "n": n, "folds": config.folds, "seed": seed}
+    model = {"method": method.name, "kernel": kernel, "sketch": "SubSample", "m": SKETCH}
+    settings = {"settings": [str(setting) for setting in method.settings], "selected": len(method.settings) > 1}
     averaged = {"parts": method.parts, "averaged": method.best} if method.parts > 1 else {}
-    return {
-        "experiment": "label_ranking",
-        "dataset": name,
-        "method": method.name,
-        "kernel": kernel,
-        "sketch": "SubSample",
-        "m": SKETCH,
-        "seed": seed,
-        "folds": config.folds,
-        "n": n,
-        "settings": [str(setting) for setting in method.settings],
-        "held_out": config.held_out,
-        "selected": len(method.settings) > 1,
-        **averaged,
-    }
+    return task | model | settings | averaged | {"held_out": config.held_out}
 
 
 def list_decoders(method: RankingMethod, kernel: str) -> list[Decoder]:
@@ -205,14 +194,8 @@ def choose_and_fit(
     return averaged, [method.settings[index] for index in best.T.flat]
 
 
-GOALS = {
-    "authorship": 0.94,
-    "glass": 0.90,
-    "iris": 0.97,
-    "vehicle": 0.88,
-    "vowel": 0.91,
-    "wine": 0.95,
-}  # set in advance
+# Goals were set before the study.
+GOALS = {"authorship": 0.94, "glass": 0.90, "iris": 0.97, "vehicle": 0.88, "vowel": 0.91, "wine": 0.95}
 METHODS = {
     "consensus": "consensus ranking",
     "linear ridge": "linear ridge",

@@ -188,17 +188,9 @@ def tabulate(folder: Path) -> list[Row]:
 
 def _summarize(data: str, name: str, rows: list[Row]) -> Row:
     score, sd = mean_and_sd(row["metrics"]["f1"] for row in rows)
-    return {
-        "data": data,
-        "model": name,
-        "f1": score,
-        "sd": sd,
-        "exact": fmean(row["metrics"]["exact"] for row in rows),
-        "val_f1": rows[0]["metrics"]["val_f1"],
-        "runs": len(rows),
-        "selected": rows[0]["selected"],
-        "source": "measured",
-    }
+    metrics = {"exact": fmean(row["metrics"]["exact"] for row in rows), "val_f1": rows[0]["metrics"]["val_f1"]}
+    model = {"data": data, "model": name, "selected": rows[0]["selected"], "source": "measured"}
+    return model | metrics | {"f1": score, "sd": sd, "runs": len(rows)}
 
 
 def _format_name(row: Row) -> str:

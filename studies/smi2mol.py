@@ -145,15 +145,8 @@ def measure_perfect_h(basis: SketchedBasis, split: SMI2Mol, rules: Sequence[Rule
 def compare_kernels(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
     """Which kernel agrees best with the edit distance? Perfect h at one size, for all of them."""
     for name, kernel in KERNELS.items():
-        key = make_key(split, config.splits[0]) | {
-            "method": "perfect_h",
-            "kernel": name,
-            "formula": str(kernel),
-            "sketch": "SubSample",
-            "m": config.kernel_size,
-            "rule": "projected",
-            "seed": 0,
-        }
+        key = make_key(split, config.splits[0]) | {"method": "perfect_h", "kernel": name, "formula": str(kernel)}
+        key |= {"sketch": "SubSample", "m": config.kernel_size, "rule": "projected", "seed": 0}
 
         def measure(kernel: Kernel = kernel) -> Row:
             basis = draw_span(kernel, split, config.kernel_size, session).basis()
@@ -184,16 +177,9 @@ def measure_floor(config: Smi2MolConfig, split: SMI2Mol, number: int, session: S
 
 def run_model(config: Smi2MolConfig, model: MoleculeModel, split: SMI2Mol, number: int, session: Session) -> None:
     """Train one model on one split, and record a row for every decoder."""
-    key = make_key(split, number) | {
-        "method": "dsokr",
-        "model": model.name,
-        "kernel": model.kernel,
-        "sketch": str(model.sketch),
-        "dim": model.dim,
-        "network": str(model.network),
-        "epochs": model.training.epochs,
-        "seed": number,
-    }
+    key = make_key(split, number) | {"method": "dsokr", "model": model.name, "kernel": model.kernel, "seed": number}
+    key |= {"sketch": str(model.sketch), "dim": model.dim}
+    key |= {"network": str(model.network), "epochs": model.training.epochs}
     keys = [key | {"decoder": name, "selected": len(tried) > 1} for name, tried in model.decoders.items()]
     session.results("models").record_all(keys, partial(measure_model, config, model, split, keys, session))
 

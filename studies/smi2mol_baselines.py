@@ -143,12 +143,8 @@ class KernelBarycenterBaseline(Baseline):
     input_size: int = 3_200
 
     def describe(self) -> Row:
-        return {
-            "method": "ile_fgw",
-            "input_kernel": str(THREE_GRAMS),
-            "sketch": "SubSample",
-            "input_m": self.input_size,
-        }
+        inputs = {"input_kernel": str(THREE_GRAMS), "sketch": "SubSample", "input_m": self.input_size}
+        return {"method": "ile_fgw"} | inputs
 
     def fit(self, train: MoleculePairs, val: MoleculePairs, seed: int) -> ILEFGW:
         return ILEFGW(THREE_GRAMS, SubSample(self.input_size), seed=seed).fit(mark_ends(train.smiles), train.graphs)

@@ -16,22 +16,26 @@ from studies.data.files import Source, cache_result, data_folder, read_arrays
 
 _MOLT5 = "the ChEBI-20 files of MolT5 (https://github.com/blender-nlp/MolT5)"
 _REBUILT = "the definitions and relations of ChEBI (https://www.ebi.ac.uk/chebi), or use the original train.txt"
+_TEXT2MOL = "Text2Mol (https://github.com/cnedwards/text2mol)"
 SOURCES = {
-    "train": Source(
-        "chebi20/train.tsv.gz", "8f580640c5aa76dfb0f651a13e1d3e78f52d24c19db7d0e347f18f8db3492885", _REBUILT
-    ),
-    "val": Source("chebi20/val.tsv.gz", "4fc5ec76de587baf7f6038da93637ae56aaf8ccc790b5a4a452e6d17bbef955b", _MOLT5),
-    "test": Source("chebi20/test.tsv.gz", "613e62b53dc977451a356b99c20701af8b033d6a75c909efcda1286402b4e810", _MOLT5),
-    "candidates": Source(
-        "chebi20/candidates_all.tsv.gz",
-        "bc84856527a96b33e238860e3ac106defb3ac6bb6344075045501f167800492e",
-        f"{_MOLT5}, with a column split",
-    ),
-    "mol2vec": Source(
-        "chebi20/mol2vec_tokens.npz",
-        "d1b53656fd7fc549b5810bfe1441b9ac6f81d5d2d1f7fd2a42a78a11723e313b",
-        "Text2Mol (https://github.com/cnedwards/text2mol)",
-    ),
+    name: Source(f"chebi20/{file}", checksum, origin)
+    for name, file, checksum, origin in (
+        ("train", "train.tsv.gz", "8f580640c5aa76dfb0f651a13e1d3e78f52d24c19db7d0e347f18f8db3492885", _REBUILT),
+        ("val", "val.tsv.gz", "4fc5ec76de587baf7f6038da93637ae56aaf8ccc790b5a4a452e6d17bbef955b", _MOLT5),
+        ("test", "test.tsv.gz", "613e62b53dc977451a356b99c20701af8b033d6a75c909efcda1286402b4e810", _MOLT5),
+        (
+            "candidates",
+            "candidates_all.tsv.gz",
+            "bc84856527a96b33e238860e3ac106defb3ac6bb6344075045501f167800492e",
+            _MOLT5,
+        ),
+        (
+            "mol2vec",
+            "mol2vec_tokens.npz",
+            "d1b53656fd7fc549b5810bfe1441b9ac6f81d5d2d1f7fd2a42a78a11723e313b",
+            _TEXT2MOL,
+        ),
+    )
 }
 ORIGINALS = ("train.txt", "training.txt")  # of MolT5 and of Text2Mol; preferred to the rebuilt texts
 UNKNOWN = "UNK"

@@ -228,9 +228,4 @@ def _raise_bonds(
 @compiled
 def _has_conjugation(bonds: Integers, i: int, j: int) -> bool:
     """Whether a neighbour of either atom has a double bond."""
-    for k in range(len(bonds)):
-        if bonds[i, k] or bonds[j, k]:
-            for other in range(len(bonds)):
-                if bonds[k, other] == 2:
-                    return True
-    return False
+    return (bonds[(bonds[i] > 0) | (bonds[j] > 0)] == 2).any()
