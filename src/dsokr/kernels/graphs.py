@@ -1,7 +1,5 @@
 """Kernels on graphs. An empty graph has no features."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ are its images under an automorphism and are not followed further, so that symme
 up to collisions of 64-bit names; exponential time only for graphs constructed to defeat colour refinement.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from dsokr.compute import compiled, run_in_threads

@@ -1,7 +1,5 @@
 """Kernels on strings, which compare the short strings that occur in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations, product

@@ -126,13 +126,14 @@ class Gaussian(Kernel):
     def __post_init__(self) -> None:
         check_number(self, "gamma", "positive", self.gamma > 0)
 
-    def __call__(self, a: Outputs, b: Outputs) -> Tensor:  # −γ ‖a − b‖² = 2γ ⟨a, b⟩ − γ ‖a‖² − γ ‖b‖²
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:  # −‖a − b‖² / 2 = ⟨a, b⟩ − (‖a‖² + ‖b‖²) / 2
         a, b = as_pair(a, b)
         if isinstance(a, Tensor) and isinstance(b, Tensor) and len(b):  # far from zero, distances would lose precision
             a, b = a - (centre := b.mean(dim=0)), b - centre
-        scale = self.gamma * (1 - EPSILON * (4 + math.sqrt(a.shape[1])))  # rounding must not separate equal outputs
-        norms = squared_norms(a)[:, None] + squared_norms(b)
-        return inner(a, b).mul_(2 * self.gamma).sub_(norms, alpha=scale).clamp_(max=0).exp_()
+        a, b = math.sqrt(2 * self.gamma) * a, math.sqrt(2 * self.gamma) * b
+        half = 0.5 - EPSILON * (2 + math.sqrt(a.shape[1]))  # below ½, so that rounding does not separate equal outputs
+        exponent = inner(a, b).sub_(half * squared_norms(a)[:, None]).sub_(half * squared_norms(b))
+        return exponent.clamp_(max=0).exp_()
 
     def diag(self, a: Outputs) -> Tensor:
         return ones(a)
