@@ -6,8 +6,6 @@ converted to a molecule, hydrogens fill the valences; an atom with more bonds th
 neighbour that can give up its only hydrogen (nitro groups, azides, isonitriles and N-oxides come out neutral).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

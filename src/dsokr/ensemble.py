@@ -1,7 +1,5 @@
 """Several models as one: their rankings or scores are combined, since their bases may differ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property, reduce

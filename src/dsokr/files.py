@@ -1,7 +1,5 @@
 """Files that appear whole or not at all, one writer at a time, checksums of files and fingerprints of values."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ Parts of a model (kernels, sketches, networks, decoders) are written as the expr
 package can be named in one, with literals and each other as arguments.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

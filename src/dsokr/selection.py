@@ -1,7 +1,5 @@
 """Choosing the sketch size: approximate leverage scores, *Perfect h*, and the smallest size that is good enough."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any

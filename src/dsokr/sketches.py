@@ -4,8 +4,6 @@ A sketch is drawn from a specification, ``SubSample(100).draw(n, generator)``, a
 The scale of R does not matter: the basis depends only on the span of the rows.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

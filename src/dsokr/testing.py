@@ -1,7 +1,5 @@
 """Checks for your own kernels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Decoding over a list of candidates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 

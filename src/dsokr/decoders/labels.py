@@ -136,7 +136,8 @@ class Problem(NamedTuple):
 def _simple_starts(problem: Problem, c: Tensor) -> Bits:  # (n, 2, d)
     """The empty set and {l : Σ_j c_j a_jl > ½}. Where k is undefined for the empty set, the largest sum is in both."""
     shape = len(problem.size_class), len(problem.first) - 1
-    sums = c.numpy() @ sp.csc_array((np.ones(len(problem.having)), problem.having, problem.first), shape=shape)
+    anchors = sp.csc_array((np.ones(len(problem.having)), problem.having, problem.first), shape=shape)
+    sums = np.ascontiguousarray(c.numpy() @ anchors)
     starts = np.stack([np.zeros_like(sums), sums > 0.5], axis=1).astype(np.uint8)
     if problem.smallest:
         np.put_along_axis(starts, sums.argmax(axis=1)[:, None, None], 1, axis=2)

@@ -6,8 +6,6 @@ each entry as (i, j, value). Every kind of edit has a function that lists its ed
 written down by the same code.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 

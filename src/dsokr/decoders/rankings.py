@@ -5,8 +5,6 @@ kernels on rankings are ⟨e(σ), e(σ')⟩ for an embedding e, so the function 
 the paper's rule is max_σ 2⟨w, e(σ)⟩ − ‖e(σ)‖². All decoders here use that rule.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The best of many candidates, exactly: all are scored, block by block, and only the few that may be best are sorted."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

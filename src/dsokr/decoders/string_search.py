@@ -3,8 +3,6 @@
 A string is a row of numbers, its letters' places in the alphabet, of which the first ``size`` count.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

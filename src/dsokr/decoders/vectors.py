@@ -1,7 +1,5 @@
 """Decoding vectors by gradient ascent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -113,10 +111,9 @@ class Gradient(Decoder):
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         if not isinstance(outputs, Tensor) or not form.is_real:
-            got = f"{form.kind} of type {form.dtype}" if form.dtype else type(outputs).__name__
             raise InputError(
-                f"Gradient finds real vectors. Got a {got}. Pass dense floats if answers between the outputs make "
-                "sense, or use Candidates()."
+                f"Gradient finds real vectors. Got outputs in the form {form.kind!r}, of type {form.dtype or 'object'}. "
+                "Pass dense floats if answers between the outputs make sense, or use Candidates()."
             )
 
     def scoring_rule(self) -> Rule:

@@ -1,7 +1,5 @@
 """Building an index: blocks of candidates in, a folder out. Interrupted at any time, the same call resumes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

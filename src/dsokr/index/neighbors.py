@@ -4,8 +4,6 @@ Under every decoding rule the best candidates are nearest neighbours, see :func:
 is built for one rule. What it finds is scored again, exactly, from the stored coordinates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

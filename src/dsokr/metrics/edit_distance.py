@@ -1,7 +1,5 @@
 """The edit distance of labelled graphs: exact, or lower and upper bounds when time runs out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event

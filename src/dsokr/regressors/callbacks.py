@@ -1,7 +1,5 @@
 """Lightning callbacks: record metrics and the best weights, write checkpoints, show progress."""
 
-from __future__ import annotations
-
 import csv
 import math
 import shutil

@@ -1,7 +1,5 @@
 """From questions to ranked candidates, predictions and pictures; no web in here."""
 
-from __future__ import annotations
-
 import re
 import threading
 import warnings

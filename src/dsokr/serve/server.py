@@ -1,7 +1,5 @@
 """Running the application until it is stopped."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
