@@ -74,7 +74,7 @@ def test_top_k_is_exact_whatever_the_blocks(rule, keep, basis, generator, monkey
     ys = vectors(333)
     z = torch.randn(45, basis.dim, generator=generator, dtype=torch.float64)
     expected = basis.score(z, ys, rule).topk(10)
-    monkeypatch.setattr("dsokr.decoders.embedded.BLOCK", 17)
+    monkeypatch.setattr("dsokr.decoders.scan.BLOCK", 17)
     monkeypatch.setattr("dsokr.decoders.scan.QUERIES", 4)
     ranking = EmbeddedOutputs(basis, ys, keep=keep).top(z, 10, rule)
     torch.testing.assert_close(ranking.scores, expected.values)
@@ -106,7 +106,7 @@ def test_open_rule_must_be_chosen(basis):
 
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_of_equal_candidates_the_first_wins(k, basis, monkeypatch):
-    monkeypatch.setattr("dsokr.decoders.embedded.BLOCK", 4)
+    monkeypatch.setattr("dsokr.decoders.scan.BLOCK", 4)
     ys = vectors(3).repeat_interleave(5, dim=0)  # five copies of each
     ranking = EmbeddedOutputs(basis, ys).top(basis.embed(vectors(3)), k, "projected")
     assert ranking.indices.tolist() == [[5 * i + j for j in range(k)] for i in range(3)]
@@ -185,8 +185,8 @@ def test_a_scan_for_nobody_and_by_no_rule(basis):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("dsokr.decoders.embedded.BLOCK", 17)
-    monkeypatch.setattr("dsokr.decoders.embedded.QUERY_BLOCK", 7)
+    monkeypatch.setattr("dsokr.decoders.scan.BLOCK", 17)
+    monkeypatch.setattr("dsokr.decoders.scan.QUERIES", 7)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -2,11 +2,10 @@
 
 from dsokr.decoders.base import Decoded, Decoder
 from dsokr.decoders.candidates import Candidates
-from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.decoders.graphs import GraphSearch
 from dsokr.decoders.labels import LabelSet
 from dsokr.decoders.moves import Molecules, Moves, Neighbors
 from dsokr.decoders.rankings import HammingRanking, Kemeny, Lehmer
-from dsokr.decoders.scan import Ranking, largest
+from dsokr.decoders.scan import EmbeddedOutputs, Ranking
 from dsokr.decoders.strings import NGram
 from dsokr.decoders.vectors import Box, Gradient, Simplex

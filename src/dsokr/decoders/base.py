@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from dsokr.basis import SketchedBasis
-from dsokr.decoders.embedded import EmbeddedOutputs
-from dsokr.decoders.scan import Ranking
+from dsokr.decoders.scan import EmbeddedOutputs, Ranking
 from dsokr.errors import InputError
 from dsokr.kernels import Kernel, Normalized, NormalizedFeatures, Product, Scaled, Sum
 from dsokr.outputs import Form, Outputs, concatenate, distinct, take

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dsokr.basis import SketchedBasis
 from dsokr.decoders.base import Decoder
-from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, check_choice
 from dsokr.outputs import Outputs, as_outputs, take
 from dsokr.rules import RULES, Rule
