@@ -11,9 +11,9 @@ from torch import Tensor
 from dsokr.basis import SketchedBasis
 from dsokr.compute import run_in_threads
 from dsokr.decoders.base import Decoder, choose_best
-from dsokr.decoders.embedded import EmbeddedOutputs
 from dsokr.decoders.moves import Molecules, Moves
 from dsokr.decoders.objective import Objective, split_terms
+from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, check_choice, check_integers
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import FeatureKernel, Kernel

@@ -13,7 +13,7 @@ from torch import Tensor
 from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoder, combine_anchors, is_built_from, keep_better
-from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.decoders.vectors import is_defined_at_zero
 from dsokr.errors import InputError, check_integers
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial, Tanimoto
@@ -168,8 +168,9 @@ def _climb(problem: Problem, c: Floats, start: Bits) -> tuple[Bits, float]:
     Scores are compared in single precision: rounding cannot send the search in circles.
     """
     y, shared, scores = np.zeros_like(start), np.zeros(len(c), np.int64), np.empty(len(start))
-    for label in np.flatnonzero(start):
-        _flip(problem, y, shared, label)
+    for label in range(len(start)):
+        if start[label]:
+            _flip(problem, y, shared, label)
     score = _score(problem, _combine(problem, c, shared, y.sum()), y.sum())
     while True:
         _score_flips(problem, c, y, shared, scores)
@@ -194,7 +195,9 @@ def _best_after_removal(
     removed, then, best = 0, 0, -np.inf
     if y.sum() == problem.smallest:
         return removed, then, best
-    for label in np.flatnonzero(y):
+    for label in range(len(y)):
+        if not y[label]:
+            continue
         _flip(problem, y, shared, label)
         _score_flips(problem, c, y, shared, scores)
         other = int(scores.argmax())

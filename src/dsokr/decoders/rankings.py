@@ -18,7 +18,7 @@ from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoder, combine_anchors, keep_better
-from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, check_integers, check_number
 from dsokr.kernels import Kernel, Normalized, Scaled
 from dsokr.kernels.rankings import RankingKernel

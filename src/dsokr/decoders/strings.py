@@ -15,7 +15,7 @@ from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
-from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.decoders.string_search import NGramObjective, Pool, search
 from dsokr.errors import InputError, check_choice, check_integers, check_number
 from dsokr.graphs import starts_of

@@ -10,7 +10,7 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 from dsokr.basis import SketchedBasis
 from dsokr.decoders.base import Decoder, combine_anchors, is_built_from
-from dsokr.decoders.embedded import EmbeddedOutputs
+from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, KernelError, check_choice, check_integers
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial
 from dsokr.outputs import Form, Outputs
