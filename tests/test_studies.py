@@ -1,0 +1,457 @@
+"""The studies: each runs on a small task, learns, draws its table and figure, and computes nothing twice."""
+
+import json
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dsokr import DSOKR
+from dsokr.errors import InputError, MissingExtraError
+from dsokr.files import lock_folder
+from dsokr.graphs import GraphBatch
+from dsokr.metrics import edit_distance
+from dsokr.regressors.networks import CNN, CharTransformer
+from real_data import real_data
+from studies import (
+    __main__,
+    chebi20,
+    chebi20_models,
+    label_ranking,
+    multilabel,
+    smi2mol,
+    strings,
+    synthetic,
+    vectors,
+)
+from studies.data import molecules
+from studies.data.smi2mol import MoleculePairs, SMI2Mol
+from studies.data.synthetic import LeastSquares
+from studies.plots import pyplot, save_figure
+from studies.results import Results, read_rows, write_table
+from studies.study import Session, Study
+
+chem = pytest.importorskip("dsokr.chem")
+ROOT = Path(__file__).parents[1]
+
+
+def silence(line: str) -> None: ...
+
+
+@cache
+def generate_split() -> SMI2Mol:
+    """Molecules in place of QM9's."""
+    graphs = molecules.generate(160, seed=1, max_atoms=5)
+    pairs = MoleculePairs(chem.many_smiles(graphs), GraphBatch.of(graphs))
+    return SMI2Mol(*(pairs.rows(np.arange(*part)) for part in ((0, 120), (120, 140), (140, 160))))
+
+
+SMALL_TRANSFORMER = CharTransformer(layers=1, width=32, heads=4, dropout=0.0, longest=64)
+TINY: dict[str, Any] = {
+    "synthetic": replace(
+        synthetic.QUICK,
+        task=LeastSquares(n_train=400, n_val=100, n_test=100, input_dim=20, output_dim=30, rank=4),
+        sizes=(2, 4, 12),
+        replicates=1,
+        rotated_from=30,
+        training=replace(synthetic.QUICK.training, epochs=60, batch_size=32, progress=False),
+    ),
+    "vectors": replace(vectors.QUICK, replicates=1),
+    "smi2mol": replace(
+        smi2mol.QUICK,
+        models=tuple(
+            smi2mol.shrink(model, 40, 30, SMALL_TRANSFORMER, epochs=4, progress=False) for model in smi2mol.QUICK.models
+        ),
+        baselines=(smi2mol.SketchedRidgeBaseline(input_size=40, size=40, regularizations=(1e-4, 1e-2)),),
+        sizes=(10, 40),
+        kernel_size=40,
+        n_train=120,
+    ),
+    "chebi20": replace(
+        chebi20.QUICK,
+        methods=tuple(chebi20.QUICK.methods[i] for i in (0, 3, 4)),
+        ensembles=chebi20_models.select_ensembles(chebi20_models.WORDS, "ours, ensemble, cosine + tanimoto"),
+        training=replace(chebi20.QUICK.training, progress=False),
+        n_train=100,
+    ),
+    "multilabel": replace(
+        multilabel.QUICK, kernels=multilabel.QUICK.kernels[:1], training=replace(multilabel.QUICK.training, epochs=9)
+    ),
+    "label_ranking": replace(
+        label_ranking.QUICK,
+        methods=(
+            *label_ranking.QUICK.methods[:4],
+            replace(label_ranking.QUICK.methods[4], kernels=("Kemeny", "Lehmer")),
+        ),
+        repetitions=1,
+    ),
+    "strings": replace(strings.QUICK, splits=1, letters=CNN((8,), hidden=32), steps=100, choosing_steps=20),
+}
+STUDIES: dict[str, Study] = {name: import_module(f"studies.{name}").STUDY for name in __main__.NAMES}
+
+
+def run(name: str, folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(smi2mol, "load_smi2mol", lambda data, number: generate_split())
+        STUDIES[name].run(TINY[name], Session(folder, say=silence))
+
+
+@dataclass(frozen=True)
+class Ran:
+    study: Study
+    folder: Path
+
+    def rows(self, *columns: str) -> dict[Any, dict[str, Any]]:
+        """The table by some of its columns."""
+        table = self.study.tabulate(self.folder)
+        return {tuple(row.get(c) for c in columns) if len(columns) > 1 else row[columns[0]]: row for row in table}
+
+    def files(self) -> dict[str, str]:
+        return {path.name: path.read_text() for path in self.folder.glob("*.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Runs a study once, on its tiny task."""
+
+    @cache
+    def ran(name: str) -> Ran:
+        folder = tmp_path_factory.mktemp(name)
+        run(name, folder)
+        return Ran(STUDIES[name], folder)
+
+    return ran
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:No training string", "ignore:The longest training string")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_second_run_computes_nothing(name, ran, monkeypatch):
+    before = ran(name).files()
+    monkeypatch.setattr(Results, "_append", lambda *a: pytest.fail("computed again"))
+    run(name, ran(name).folder)
+    assert ran(name).files() == before
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_tables_and_figures_are_made_of_the_rows(name, ran, tmp_path):
+    study, folder = ran(name).study, ran(name).folder
+    rows = study.tabulate(folder)
+    assert write_table(study.columns, rows).count("\n") == 1 + len(rows)
+    image = study.draw(folder, tmp_path / "new" / "figure.png")
+    assert image.read_bytes().startswith(b"\x89PNG") and image.stat().st_size > 5_000
+    assert not pyplot().get_fignums()
+
+
+def test_an_interrupted_run_is_resumed(ran, tmp_path):
+    whole = read_rows(ran("multilabel").folder / "models.jsonl")
+    for name, text in ran("multilabel").files().items():
+        (tmp_path / name).write_text(text)
+    lines = (tmp_path / "models.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "models.jsonl").write_text("".join(lines[:-3]) + lines[-3][:20])
+    run("multilabel", tmp_path)
+    again = read_rows(tmp_path / "models.jsonl")
+    assert [row["metrics"]["f1"] for row in again] == pytest.approx([row["metrics"]["f1"] for row in whole])
+
+
+def test_synthetic_shows_what_the_paper_shows(ran):
+    rows, sizes = ran("synthetic").rows("model", "p"), TINY["synthetic"].sizes
+    nn = rows["NN", None]
+    assert nn["parameters"] == 20 * 30 + 30
+    for name in synthetic.SKETCHES:
+        curve = [rows[f"DSOKR, {name}", p] for p in sizes]
+        assert curve[0]["mse"] > 10 * nn["mse"]  # fewer dimensions than the signal has
+        assert [row["parameters"] for row in curve] == [p * 21 for p in sizes]
+        assert curve[0]["mse"] > curve[1]["mse"]
+        assert all(row["perfect_h"] <= 1.2 * row["mse"] for row in curve)
+    assert abs(rows[f"DSOKR, {synthetic.ROTATED}", 4]["excess"]) < 0.1  # as many dimensions as the signal has
+
+
+def test_any_vector_is_nearer_than_the_best_training_output(ran):
+    rows = ran("vectors").rows("model")
+    for kernel in ("Linear", "Gaussian"):
+        assert rows[f"DSOKR, {kernel}, Gradient"]["mse"] < rows[f"DSOKR, {kernel}, Candidates"]["mse"]
+    config = replace(vectors.QUICK, widths=(0.3, 1000.0))  # so narrow that no output is like another
+    data = config.task.draw(torch.Generator().manual_seed(0))
+    assert vectors.choose_width(config, data, "Gaussian", 0)[1] == 0.3
+
+
+def test_molecules_are_found_by_the_search(ran):
+    rows = ran("smi2mol").rows("name")
+    listed, searched = (rows[f"DSOKR, sum of kernels, {name}"] for name in ("best rule", "GraphSearch"))
+    assert listed["splits"] == 1 and listed["n_train"] == 120
+    assert searched["exact"][0] >= listed["exact"][0]
+    assert rows["SISOKR"]["ged"][0] > 0
+    assert 0 < rows["best training molecule"]["ged"][0] <= listed["ged"][0]
+    assert "| DSOKR (paper) | – | – | 1.951 ± 0.074 | 2.960 ± 0.079 | – |" in write_table(
+        smi2mol.COLUMNS, rows.values()
+    )
+    written = ("baselines", "floor", "kernels", "models", "perfect_h", "predictions")
+    assert set(ran("smi2mol").files()) == {f"{name}.jsonl" for name in written}
+
+
+def test_texts_are_ranked_under_every_convention_for_ties(ran):
+    rows = read_rows(ran("chebi20").folder / "models.jsonl")
+    assert {row["method"] for row in rows} == {"regression", "ours, cosine + tanimoto", "SISOKR"}
+    for row in rows:
+        m = row["metrics"]
+        assert m["optimistic_mrr"] >= m["mrr"] >= m["pessimistic_mrr"] > 0
+        assert 0 < m["share_of_worst_ten"] < 1 <= m["median_rank"]
+        assert row["encoder"] == "bag of words" and row["training_texts"] == "generated"
+    table = ran("chebi20").rows("name")
+    assert table["ours, ensemble, cosine + tanimoto"]["models"] == 2 and table["regression"]["seeds"] == 2
+    assert {row["n_train"] for row in rows} == {50, 100}  # the learning curve
+    assert len(list((ran("chebi20").folder / "kept").iterdir())) == 2  # the members of the ensemble, and no others
+
+
+def test_every_multilabel_method_learns_and_the_best_on_validation_is_selected(ran):
+    (_, Y), (_, Y_test) = TINY["multilabel"].data["generated"](None)
+    sets, counts = np.unique(Y, axis=0, return_counts=True)
+    frequent = multilabel.f1(np.tile(sets[counts.argmax()], (len(Y_test), 1)), Y_test)
+    table = ran("multilabel").rows("model")
+    assert all(row["f1"] > frequent + 0.2 and row["runs"] == 2 for row in table.values())
+    rows = read_rows(ran("multilabel").folder / "models.jsonl")
+    for method, configurations in (("dsokr", 4), ("sisokr", 2), ("bce", 2)):
+        own = [row for row in rows if row["method"] == method]
+        selected = [row for row in own if row["selected"]]
+        assert len(own) == 2 * configurations and len(selected) == 2
+        assert selected[0]["metrics"]["val_f1"] == max(row["metrics"]["val_f1"] for row in own)
+    tried = [r for r in read_rows(ran("multilabel").folder / "validation.jsonl") if r["method"] == "bce"]
+    best = max(tried, key=lambda row: row["metrics"]["f1"])
+    assert {row["encoder"] for row in rows if row["method"] == "bce"} == {best["encoder"]}
+
+
+def test_learned_rankings_beat_the_consensus(ran):
+    rows = {model: row["generated"][0] for model, row in ran("label_ranking").rows("model").items()}
+    consensus = rows["consensus ranking, Kemeny"]
+    assert consensus < 0.3  # no label is preferred on the whole
+    for model in ("linear ridge, Kemeny", "kernel ridge (IOKR), Kemeny", "random forest, Kemeny", "DSOKR, Kemeny"):
+        assert rows[model] > consensus + 0.3
+    assert min(rows["DSOKR, Lehmer"], rows["DSOKR, Kemeny, training rankings only"]) > 0.7
+
+
+def test_only_the_search_finds_new_words(ran):
+    rows = ran("strings").rows("protocol", "model")
+    spelled, likeliest, listed, searched = strings.METHODS.values()
+    assert len(rows) == 8
+    for model in (likeliest, listed):
+        assert rows["known words", model]["word_accuracy"][0] > 0.9
+        assert rows["new words", model]["word_accuracy"][0] == 0
+    for protocol in ("known words", "new words"):
+        assert rows[protocol, spelled]["word_accuracy"][0] > 0.9  # these letters are easy
+        assert rows[protocol, searched]["word_accuracy"][0] > 0.3
+    assert rows["known words", spelled]["test_words_in_training"][0] == 1
+    assert rows["new words", spelled]["test_words_in_training"][0] == 0
+    assert strings.describe_setting({"n": [1, 2], "words": True, "rearranged": 2}) == (
+        "NGram((1, 2)), words and rearranged letters"
+    )
+
+
+NOT_RUN = {"chebi20": 9}  # further seeds of baselines with the larger encoder, and one long training
+DATA = {"smi2mol": "qm9", "chebi20": "chebi20", "multilabel": "multilabel", "strings": "ocr_letters"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in ("smi2mol", "chebi20") else []) for name in STUDIES],
+)
+def test_the_published_results_are_not_computed_again(name, monkeypatch):
+    """Whatever changes in a study must not change the keys of rows that took hours to compute."""
+    missing, find = {}, Results.find
+
+    def log(results: Results, key: dict[str, Any]) -> dict[str, Any]:
+        row = find(results, key)
+        if row is None:
+            missing[results.path.name, json.dumps(key)] = key
+        return row or key | {"metrics": defaultdict(float), "chosen": {}}
+
+    monkeypatch.setattr(Results, "find", log)
+    monkeypatch.setattr(Results, "_append", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(LeastSquares, "draw", lambda *a: type("Drawn", (), {"train": (None, None)}))
+    data = None if name in ("synthetic", "vectors") else real_data(DATA.get(name, name))
+    for size in ("full", "reduced"):
+        folder = ROOT / "results" / STUDIES[name].folder(size)
+        if folder.exists():
+            for config in STUDIES[name].sizes[size]:
+                STUDIES[name].run(config, Session(folder, data, say=silence))
+    assert len(missing) == NOT_RUN.get(name, 0), list(missing)[:3]
+
+
+def test_results_survive_a_line_cut_short(tmp_path):
+    path = tmp_path / "r.jsonl"
+    said: list[str] = []
+    Results(path, said.append).record({"seed": 0}, lambda: {"metrics": {"mse": 1.0}})
+    assert said == ["r: seed 0: mse 1"]
+    path.write_text(path.read_text() + '{"seed": 1, "metr')
+    assert [row["seed"] for row in read_rows(path)] == [0] == [row["seed"] for row in Results(path).rows]
+    assert path.read_text().endswith('"metr')  # reading writes nothing
+    Results(path).record({"seed": 1}, lambda: {"metrics": {"mse": 2.0}})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["metrics"]["mse"] for row in rows] == [1.0, 2.0]
+    assert {"hardware", "commit", "date"} <= set(rows[0])
+    path.write_text('{"seed": 0}\n{"seed": 1}')  # its end was not written
+    results = Results(path)
+    for value in (2.0, 3.0):
+        assert results.record({"seed": 1}, lambda value=value: {"metrics": {"mse": value}})["metrics"] == {"mse": 2.0}
+    path.write_text("{}\nnot json\n")
+    with pytest.raises(InputError, match="is damaged"):
+        read_rows(path)
+
+
+def test_rows_are_measured_together_if_any_is_missing(tmp_path):
+    results, measured = Results(tmp_path / "r.jsonl"), []
+
+    def measure():
+        for value in (1.0, 2.0):
+            measured.append(value)
+            yield {"metrics": {"mse": value}}
+
+    keys = [{"seed": 0}, {"seed": 1}]
+    for _ in range(2):
+        assert [row["metrics"]["mse"] for row in results.record_all(keys, measure)] == [1.0, 2.0]
+    assert measured == [1.0, 2.0]
+
+
+def test_columns_without_values_are_left_out():
+    columns = {"a": "{a}", "b": "{b:.1%}", "c": lambda row: row["c"]}
+    assert write_table(columns, [{"a": 1, "b": 0.5}, {"a": 2}]) == "| a | b |\n|---|---|\n| 1 | 50.0% |\n| 2 | – |"
+
+
+def test_multilabel_data_sets_are_shown_when_every_method_was_tested(tmp_path):
+    def row(data: str, method: str, score: float, selected: bool = True) -> str:
+        metrics = {"f1": score, "exact": 0.25, "val_f1": score}
+        which = {"data": data, "method": method, "decoder": "LabelSet", "kernel": "Tanimoto()", "selected": selected}
+        return json.dumps(which | {"metrics": metrics}) + "\n"
+
+    rows = [row("bibtex", method, 0.5 - i / 10) for i, method in enumerate(("dsokr", "sisokr", "bce"))]
+    rows += [row("corel5k", "dsokr", 0.3), row("corel5k", "sisokr", 0.3, selected=False)]
+    (tmp_path / "models.jsonl").write_text("".join(rows))
+    lines = write_table(multilabel.COLUMNS, multilabel.tabulate(tmp_path)).splitlines()
+    assert lines[2] == "| bibtex | DSOKR, Tanimoto, LabelSet * | 0.500 ± 0.000 | 25.0% | 0.500 | 1 |"
+    assert "| bibtex | IOKR (published) | 0.449 | – | – | – |" in lines
+    assert not any("corel5k" in line for line in lines)
+
+
+def test_the_table_of_rankings_has_a_column_for_every_data_set(tmp_path):
+    def row(dataset: str, method: str, taus: list[float], decoder: str = "Kemeny") -> str:
+        which = {"dataset": dataset, "method": method, "kernel": "Kemeny", "decoder": decoder}
+        return json.dumps(which | {"metrics": {"by_fold": taus}}) + "\n"
+
+    rows = [row("wine", "dsokr", [0.9, 1.0]), row("wine", "consensus", [0.2, 0.4]), row("glass", "dsokr", [0.8, 0.8])]
+    (tmp_path / "models.jsonl").write_text("".join([*rows, row("sushi", "dsokr", [0.5, 0.7], "Candidates")]))
+    lines = write_table(label_ranking.COLUMNS, label_ranking.tabulate(tmp_path)).splitlines()
+    assert lines[0] == "| method, kernel | glass | wine | sushi |"
+    assert lines[2:] == [
+        "| consensus ranking, Kemeny | – | 0.300 ± 0.141 | – |",
+        "| DSOKR, Kemeny | 0.800 ± 0.000 | 0.950 ± 0.071 | – |",
+        "| DSOKR, Kemeny, training rankings only | – | – | 0.600 ± 0.141 |",
+    ]
+
+
+def test_a_study_from_the_command_line(ran, tmp_path, capfd):
+    folder = tmp_path / "vectors-quick"
+    folder.mkdir()
+    rows = ran("vectors").files()["models.jsonl"]
+    (folder / "models.jsonl").write_text(rows + rows.replace('"seed": 0', '"seed": 1'))
+    options = ["vectors", "--quick", "--results", str(tmp_path), "--device", "cpu"]
+    __main__.main([*options, "--json"])
+    answer = json.loads(capfd.readouterr().out)
+    assert [row["model"] for row in answer["rows"]] == list(ran("vectors").rows("model"))
+    assert Path(answer["figure"]) == folder / "figure.png" and (folder / "figure.png").exists()
+    __main__.main([*options, "--figure", str(tmp_path / "f.png")])
+    assert "| DSOKR, Gaussian, Gradient |" in capfd.readouterr().out and (tmp_path / "f.png").exists()
+    with lock_folder(folder, "python -m studies"), pytest.raises(SystemExit, match="is being written by another"):
+        __main__.main(options)
+    with pytest.raises(SystemExit, match="Error: .*is missing. Get it from"):
+        __main__.main(["strings", "--data-dir", str(tmp_path), "--results", str(tmp_path)])
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("size", ["full", "reduced", "quick"])
+def test_every_size_runs_its_own_configurations(name, size, tmp_path, monkeypatch):
+    configurations = []
+    study = replace(STUDIES[name], run=lambda configuration, session: configurations.append(configuration))
+    study.execute(size, Session(tmp_path / "results"))
+    module = import_module(f"studies.{name}")
+    assert configurations[0] == getattr(module, size.upper()) and len(configurations) == len(study.sizes[size])
+
+
+def test_figures_are_closed(tmp_path):
+    assert save_figure(pyplot().figure(), tmp_path / "new" / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert not pyplot().get_fignums()
+
+
+def test_the_demo_writes_a_report_and_a_model(tmp_path, capfd):
+    from studies import demo
+
+    __main__.main(["demo", "--quick", "--out", str(tmp_path), "--json"])
+    out, progress = capfd.readouterr()
+    made = json.loads(out)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 1 and page.count("<svg") == 30 and "http://localhost" not in page
+    rows = {row["method"]: row for row in made["rows"]}
+    assert all(name in page and 0 < row["ged"] <= row["ged_edge_labels"] for name, row in rows.items())
+    best = rows.pop("best training molecule there is")["ged_edge_labels"]
+    assert all(row["ged_edge_labels"] >= best for name, row in rows.items() if name != demo.FROM_ALL)
+    assert DSOKR.load(tmp_path / "model").predict(["CCO", "CC"])[0].labels
+    assert "300 molecules" in progress and f"sketch of {made['size']} " in progress
+
+
+@pytest.mark.slow
+def test_the_demo_beats_any_list(tmp_path):
+    from studies import demo
+
+    rows = {row["method"]: row for row in demo.run(tmp_path)["rows"]}
+    ours = rows.pop(demo.FROM_ALL)
+    assert ours["exact"] > 0.5
+    assert all(ours["ged_edge_labels"] < row["ged_edge_labels"] and row["exact"] == 0 for row in rows.values())
+
+
+def test_the_demo_compares_with_the_training_molecules():
+    from studies import demo
+
+    split = demo.generate_split(demo.QUICK, seed=1)
+    parts = (split.train, split.val, split.test)
+    smiles = [text for part in parts for text in part.smiles]
+    assert [len(part.smiles) for part in parts] == [300, 40, 40]
+    assert len(set(smiles)) == len(smiles) == len(set(chem.canonical(smiles)))
+    assert [graph for part in parts for graph in part.graphs] == chem.graphs(smiles)
+    known, some = split.train.graphs[:60], split.test.graphs[:3]
+    found = edit_distance(demo.find_nearest(some, known, among=60), some)
+    assert found.tolist() == [edit_distance(graph, known).min() for graph in some]
+    few = split.train.rows(np.arange(7))
+    doubled = MoleculePairs([text + text for text in few.smiles] + few.smiles, split.train.graphs[np.r_[7:14, 0:7]])
+    assert list(demo.predict_nearest_smiles(doubled, few.smiles)) == list(few.graphs)
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("matplotlib.pyplot", "plots"), ("rdkit", "chem")])
+def test_the_demo_misses_an_extra_before_it_trains(missing, extra, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name == missing or name.startswith(f"{missing}.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    if missing == "rdkit":
+        monkeypatch.delattr("dsokr.chem")
+        monkeypatch.delitem(sys.modules, "dsokr.chem")
+    monkeypatch.delitem(sys.modules, "studies.demo", raising=False)
+    monkeypatch.setattr(molecules, "generate", lambda *a, **k: pytest.fail("went on"))
+    with pytest.raises(MissingExtraError, match=rf"dsokr\[{extra}\]"):
+        import_module("studies.demo").run(tmp_path)
+
+
+def test_baselines_with_other_parameters_are_others(tmp_path):
+    for size in (20, 30, 20):
+        baseline = smi2mol.SketchedRidgeBaseline(input_size=40, size=size, regularizations=(1e-4,))
+        smi2mol.run_baseline(TINY["smi2mol"], baseline, generate_split(), 1, Session(tmp_path, say=silence))
+    assert [row["m"] for row in read_rows(tmp_path / "baselines.jsonl")] == [20, 30]
+
+
+def test_sketches_are_never_larger_than_the_data():
+    span = smi2mol.draw_span(smi2mol.KERNELS["WL-VH"], generate_split(), 10_000, Session(Path()))
+    assert len(span.gram) == 120
