@@ -298,6 +298,8 @@ def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:
     if config.get("sha256") != checksum(folder / "model.safetensors"):
         raise ModelFolderError(f"{folder / 'model.safetensors'} is damaged or incomplete: its checksum is wrong.")
     try:
-        return config, load_file(str(folder / "model.safetensors"))
+        tensors = load_file(str(folder / "model.safetensors"))
     except SafetensorError as error:
         raise ModelFolderError(f"{folder / 'model.safetensors'} cannot be read: {error}.") from error
+    # aligned in memory as before saving, so that products are bit-identical
+    return config, {name: tensor.clone() for name, tensor in tensors.items()}
