@@ -1,15 +1,13 @@
-import json
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 
-from dsokr import DSOKR, Training, kernels, networks, sketches
+from dsokr import kernels, sketches
 from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.decoders import EmbeddedOutputs, LabelSet
 from dsokr.errors import InputError
-from dsokr.saving import construct, describe
+from dsokr.outputs import as_outputs, canonical
 
 KERNELS = [
     kernels.Tanimoto(),
@@ -26,7 +24,7 @@ SKETCHES = [sketches.SubSample(40), sketches.Gaussian(40)]
 
 
 def label_sets(n: int, d: int, seed: int = 0) -> np.ndarray:  # (n, d)
-    """Sets that come in eight kinds, as label sets do: a few labels that go together, and now and then another one."""
+    """Sets of eight kinds: a few labels that go together, and now and then another one."""
     rng = np.random.default_rng(seed)
     kinds = rng.random((8, d)) < 0.35
     sets = kinds[rng.integers(8, size=n)] ^ (rng.random((n, d)) < 0.1)
@@ -34,7 +32,7 @@ def label_sets(n: int, d: int, seed: int = 0) -> np.ndarray:  # (n, d)
     return sets.astype(np.int64)
 
 
-def predictions(basis: SketchedBasis, seen: np.ndarray, n: int = 100) -> torch.Tensor:  # (n, p)
+def predict(basis: SketchedBasis, seen: np.ndarray, n: int = 100) -> torch.Tensor:  # (n, p)
     """What a network that is not sure predicts: averages of a few embedded outputs, and noise."""
     rng = np.random.default_rng(1)
     embedded = basis.embed(seen).numpy()
@@ -47,11 +45,11 @@ def every_set(d: int, smallest: int = 0) -> np.ndarray:
     return np.arange(smallest, 2**d)[:, None] >> np.arange(d) & 1
 
 
-def made(kernel: kernels.Kernel, d: int, sketch=SKETCHES[0], form=np.asarray, known: int = 30):
-    """A basis, coefficients and the first few outputs as candidates."""
+def make_problem(kernel: kernels.Kernel, d: int, sketch=SKETCHES[0], form=np.asarray, known: int = 30):
+    """A basis, coordinates and the first few outputs as candidates."""
     seen = label_sets(200, d)
     basis = sketch_basis(kernel, form(seen), sketch, generator=torch.Generator().manual_seed(0))
-    return basis, predictions(basis, seen), EmbeddedOutputs(basis, form(seen[:known]))
+    return basis, predict(basis, seen), EmbeddedOutputs(basis, form(seen[:known]))
 
 
 @pytest.mark.parametrize("sketch", SKETCHES, ids=str)
@@ -59,7 +57,7 @@ def made(kernel: kernels.Kernel, d: int, sketch=SKETCHES[0], form=np.asarray, kn
 def test_finds_the_best_of_all_sets_where_candidates_do_not(kernel, sketch):
     found, listed, rows = 0, 0, 0
     for d in (1, 3, 6, 10):
-        basis, z, known = made(kernel, d, sketch)
+        basis, z, known = make_problem(kernel, d, sketch)
         decoded = LabelSet().decode(basis, z, known)
         scores = basis.score(z, every_set(d, smallest=int(kernel == kernels.Cosine())))
         best, candidates = scores.max(dim=1).values, known.top(z, 1, "kernel").scores[:, 0]
@@ -75,30 +73,30 @@ def test_finds_the_best_of_all_sets_where_candidates_do_not(kernel, sketch):
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize("kernel", [kernels.Linear(), 3.0 * kernels.Linear()], ids=str)
-def test_linear_is_exact_for_any_coefficients(kernel, scale, generator):
-    basis, _, known = made(kernel, 10)
+def test_linear_is_exact_for_any_coordinates(kernel, scale, generator):
+    basis, _, known = make_problem(kernel, 10)
     z = scale * torch.randn(200, basis.dim, generator=generator, dtype=torch.float64)
     expected = basis.score(z, every_set(10)).max(dim=1).values
     torch.testing.assert_close(LabelSet(starts=1).decode(basis, z, known).scores, expected)
 
 
 def test_linear_is_rounding():
-    basis, _, known = made(kernels.Linear(), 10)
+    basis, _, known = make_problem(kernels.Linear(), 10)
     wanted = np.random.default_rng(0).random((50, 10))  # the basis spans all ten dimensions
     decoded = LabelSet().decode(basis, basis.embed(wanted), known)
     np.testing.assert_array_equal(decoded.outputs, wanted > 0.5)
 
 
 def test_the_empty_set_is_found_where_the_kernel_is_defined_for_it():
-    basis, z, known = made(kernels.Linear(), 6)
+    basis, z, known = make_problem(kernels.Linear(), 6)
     assert not LabelSet().decode(basis, torch.zeros_like(z), known).outputs.any()
-    basis, z, known = made(kernels.Cosine(), 6)
+    basis, z, known = make_problem(kernels.Cosine(), 6)
     assert LabelSet().decode(basis, -z, known).outputs.any(axis=1).all()
 
 
 def test_flips_improve_on_the_candidates_among_many_labels():
     """More labels than can be enumerated: no set at the end is improved by a flip, as the basis itself scores them."""
-    basis, z, known = made(kernels.Tanimoto(), 60, sketches.SubSample(150))
+    basis, z, known = make_problem(kernels.Tanimoto(), 60, sketches.SubSample(150))
     decoded = LabelSet().decode(basis, z[:20], known)
     flipped = decoded.outputs[:, None] ^ np.eye(60, dtype=np.int64)
     for row in range(20):
@@ -108,7 +106,7 @@ def test_flips_improve_on_the_candidates_among_many_labels():
 
 def test_a_label_is_exchanged_where_no_flip_helps(monkeypatch):
     """From {0} both flips lead down, to the empty set and to {0, 1}, and {1} lies behind them."""
-    monkeypatch.setattr("dsokr.decoders.labels._plain_starts", lambda _, c: np.empty((len(c), 0, 2), np.uint8))
+    monkeypatch.setattr("dsokr.decoders.labels._simple_starts", lambda _, c: np.empty((len(c), 0, 2), np.uint8))
     sets = np.eye(2, dtype=np.int64)
     basis = sketch_basis(kernels.Gaussian(2.0), sets, sketches.Full(), generator=torch.Generator())
     z = torch.tensor([[0.9, 1.0]], dtype=torch.float64) @ basis.embed(sets)
@@ -117,17 +115,14 @@ def test_a_label_is_exchanged_where_no_flip_helps(monkeypatch):
     assert LabelSet().decode(basis, z, EmbeddedOutputs(basis, sets[:1])).outputs.tolist() == [[0, 1]]
 
 
-def test_more_starts_are_never_worse_and_all_runs_agree():
-    basis, z, known = made(kernels.Gaussian(0.3), 30)
+def test_more_starts_are_never_worse():
+    basis, z, known = make_problem(kernels.Gaussian(0.3), 30)
     one, five = (LabelSet(starts).decode(basis, z, known) for starts in (1, 5))
     assert (five.scores >= one.scores - 1e-6).all()
-    again = LabelSet(5).decode(basis, z, known)
-    assert torch.equal(again.scores, five.scores)
-    np.testing.assert_array_equal(again.outputs, five.outputs)
 
 
 def test_blocks_and_threads_do_not_matter(monkeypatch):
-    basis, z, known = made(kernels.Tanimoto(), 20)
+    basis, z, known = make_problem(kernels.Tanimoto(), 20)
     expected = LabelSet().decode(basis, z, known)
     monkeypatch.setattr("dsokr.decoders.labels.ROWS", 7)
     monkeypatch.setattr("dsokr.decoders.labels.SHARE", 2)
@@ -135,34 +130,14 @@ def test_blocks_and_threads_do_not_matter(monkeypatch):
     np.testing.assert_array_equal(LabelSet().decode(basis, z, known).outputs, expected.outputs)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        np.asarray,
-        lambda ys: ys.astype(bool),
-        lambda ys: torch.from_numpy(ys).float(),
-        sp.csr_array,
-        sp.csr_matrix,
-        np.ndarray.tolist,
-        lambda ys: list(map(tuple, ys.tolist())),
-        lambda ys: list(ys.astype(np.float32)),
-        lambda ys: list(torch.from_numpy(ys)),
-    ],
-    ids=["array", "bool", "tensor", "sparse array", "sparse matrix", "lists", "tuples", "arrays", "tensors"],
-)
-def test_outputs_keep_their_form(form):
+@pytest.mark.parametrize("form", [lambda ys: torch.from_numpy(ys).float(), sp.csr_matrix, np.ndarray.tolist])
+def test_sets_keep_their_form(form):
     """Sets that are not among the candidates come in the same form as those that are."""
-    expected = LabelSet().decode(*made(kernels.Tanimoto(), 8, known=5)).outputs
-    decoded = LabelSet().decode(*made(kernels.Tanimoto(), 8, form=form, known=5)).outputs
-    wanted = form(expected)
-    assert type(decoded) is type(wanted) and type(decoded[0]) is type(wanted[0])
-    if sp.issparse(wanted):
-        assert decoded.dtype == wanted.dtype
-        decoded, wanted = decoded.toarray(), wanted.toarray()
-    elif isinstance(wanted, list):
-        assert all(str(a) == str(b) for a, b in zip(decoded, wanted, strict=True))
-        return
-    assert decoded.dtype == wanted.dtype and (decoded == wanted).all()
+    expected = LabelSet().decode(*make_problem(kernels.Tanimoto(), 8, known=5)).outputs
+    decoded, wanted = LabelSet().decode(*make_problem(kernels.Tanimoto(), 8, form=form, known=5)).outputs, form(expected)
+    assert type(decoded) is type(wanted) and canonical(decoded)[1] == canonical(wanted)[1]
+    rows = as_outputs(decoded)
+    np.testing.assert_array_equal(rows.toarray() if sp.issparse(rows) else rows, expected)
 
 
 def test_single_labels_are_numbers(generator):
@@ -173,34 +148,10 @@ def test_single_labels_are_numbers(generator):
 
 
 def test_on_every_device(device):
-    basis, z, known = made(kernels.Tanimoto(), 10)
+    basis, z, known = make_problem(kernels.Tanimoto(), 10)
     there = basis.to(device)
-    decoded = LabelSet().decode(there, z.to(device), EmbeddedOutputs(there, known.outputs))
-    np.testing.assert_array_equal(decoded.outputs, LabelSet().decode(basis, z, known).outputs)
-
-
-def test_no_rows():
-    basis, z, known = made(kernels.Tanimoto(), 5)
-    decoded = LabelSet().decode(basis, z[:0], known)
-    assert decoded.outputs.shape == (0, 5) and decoded.scores.shape == (0,)
-
-
-def test_model_with_it_predicts_the_same_after_loading(tmp_path):
-    X = np.random.default_rng(0).normal(size=(80, 5))
-    Y = (X > 0.3).astype(np.int64)
-    model = DSOKR(
-        kernels.Tanimoto(),
-        sketches.SubSample(20),
-        networks.MLP((16,)),
-        decoder=LabelSet(starts=2),
-        training=Training(epochs=2),
-        random_state=0,
-        device="cpu",
-    )
-    model.fit(X, Y).save(tmp_path / "model")
-    loaded = DSOKR.load(tmp_path / "model", device="cpu")
-    assert loaded.decoder_ == LabelSet(starts=2) == construct(json.loads(json.dumps(describe(model.decoder))))
-    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    decoded = LabelSet().decode(there, z.to(device), EmbeddedOutputs(there, known.outputs)).outputs
+    np.testing.assert_array_equal(decoded.cpu(), LabelSet().decode(basis, z, known).outputs)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +162,12 @@ def test_model_with_it_predicts_the_same_after_loading(tmp_path):
         (lambda: LabelSet().check(kernels.Kemeny().normalized()), "Got Normalized.*Kemeny"),
         (lambda: LabelSet(starts=0), "LabelSet.starts must be an integer of at least 1. Got 0"),
         (lambda: LabelSet(starts=1.5), "Got 1.5"),
-        (lambda: LabelSet().known([[0, 1], [0, 2]]), "Y must be 0 or 1. Got 2 at index 1"),
+        (lambda: LabelSet().check_outputs(*canonical([[0, 1], [0, 2]])), "outputs must be 0 or 1. Got 2 at index 1"),
+        (
+            lambda: LabelSet().check_outputs(*canonical(sp.csr_array([[0, 1], [0, 1], [3, 1]]))),
+            "outputs must be 0 or 1. Got 3 at index 2",
+        ),
+        (lambda: LabelSet().check_outputs(*canonical([["red", "green"], ["red"]])), "rows of zeros and ones. Got list"),
     ],
 )
 def test_refuses(call, message):
@@ -219,30 +175,10 @@ def test_refuses(call, message):
         call()
 
 
-@pytest.mark.parametrize(
-    ("z", "message"),
-    [
-        (lambda z: z[:, :-1], r"shape \(n, \d+\), as the basis"),
-        (lambda z: z.masked_fill(z == z[3, 2], torch.nan), "NaN or inf in row 3"),
-    ],
-)
-def test_refuses_coefficients(z, message):
-    basis, good, known = made(kernels.Tanimoto(), 5)
-    with pytest.raises(InputError, match=message):
-        LabelSet().decode(basis, z(good), known)
-
-
-def test_refuses_what_are_not_sets_of_labels():
-    basis, z, known = made(kernels.Tanimoto(), 5)
-    with pytest.raises(InputError, match="candidates is empty"):
-        EmbeddedOutputs(basis, [])
-    with pytest.raises(InputError, match="candidates must be 0 or 1. Got 3 at index 0"):
-        LabelSet().decode(basis, z, EmbeddedOutputs(basis, 3 * known.outputs))
+def test_refuses_what_does_not_fit_the_basis():
+    basis, z, known = make_problem(kernels.Tanimoto(), 5)
     counts = sketch_basis(kernels.Tanimoto(), 2 * known.outputs, sketches.Full(), generator=torch.Generator())
     with pytest.raises(InputError, match="anchors must be 0 or 1. Got 2 at index 0"):
         LabelSet().decode(counts, torch.zeros(1, counts.dim), EmbeddedOutputs(counts, known.outputs))
     with pytest.raises(InputError, match="vectors of one length. Got 4 and 5"):
         LabelSet().decode(basis, z, EmbeddedOutputs(basis, known.outputs[:, :4]))
-    grams = sketch_basis(kernels.NGram(2), ["ab", "abc"], sketches.Full(), generator=torch.Generator())
-    with pytest.raises(InputError, match="Got NGram"):
-        LabelSet().decode(grams, torch.zeros(1, grams.dim), EmbeddedOutputs(grams, ["ab"]))

@@ -1,16 +1,14 @@
 import itertools
-import json
 
 import numpy as np
 import pytest
 import torch
 
-from dsokr import DSOKR, Training, decoders, kernels, networks, sketches
+from dsokr import decoders, kernels, sketches
 from dsokr.basis import sketch_basis
 from dsokr.decoders import EmbeddedOutputs
-from dsokr.decoders.rankings import ranking_of_code
+from dsokr.decoders.rankings import rank_by_code
 from dsokr.errors import InputError
-from dsokr.saving import construct, describe
 
 CASES = [
     (decoders.Kemeny(), kernels.Kemeny()),
@@ -32,8 +30,8 @@ def rankings(n: int, d: int, seed: int = 0) -> np.ndarray:  # (n, d)
     return np.random.default_rng(seed).permuted(np.tile(np.arange(d), (n, 1)), axis=1)
 
 
-def made(kernel: kernels.Kernel, ys, candidates: int = 5, rows: int = 60, sketch=None):
-    """A basis, random coefficients as long as an output is, and the first few outputs as candidates."""
+def make_problem(kernel: kernels.Kernel, ys, candidates: int = 5, rows: int = 60, sketch=None):
+    """A basis, random coordinates as long as an output is, and the first few outputs as candidates."""
     generator = torch.Generator().manual_seed(0)
     basis = sketch_basis(kernel, ys, sketch or sketches.Gaussian(12), generator=generator)
     z = torch.randn(rows, basis.dim, generator=generator, dtype=torch.float64)
@@ -41,10 +39,12 @@ def made(kernel: kernels.Kernel, ys, candidates: int = 5, rows: int = 60, sketch
     return basis, z, EmbeddedOutputs(basis, ys[:candidates])
 
 
-@pytest.mark.parametrize("d", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize(("decoder", "kernel"), CASES, ids=str)
 def test_is_the_best_of_all_rankings(decoder, kernel, d):
-    basis, z, known = made(kernel, rankings(80, d))
+    if d == 1 and not isinstance(decoder, decoders.HammingRanking):
+        pytest.skip("one item embeds as zero")
+    basis, z, known = make_problem(kernel, rankings(80, d))
     decoded = decoder.decode(basis, z, known)
     best = basis.score(z, every_ranking(d)).max(dim=1).values
     torch.testing.assert_close(decoded.scores, best)
@@ -58,45 +58,34 @@ def test_kemeny_is_exact_on_a_basis_of_rankings_with_ties():
     """Normalised, anchors with ties weigh more than their pairs do."""
     seen = np.random.default_rng(0).integers(0, 4, size=(80, 5))
     seen[:, 0] = 4  # not all are tied
-    basis, z, known = made(kernels.Kemeny().normalized(), np.concatenate([rankings(5, 5), seen]))
+    basis, z, known = make_problem(kernels.Kemeny().normalized(), np.concatenate([rankings(5, 5), seen]))
     expected = basis.score(z, every_ranking(5)).max(dim=1).values
     torch.testing.assert_close(decoders.Kemeny().decode(basis, z, known).scores, expected)
     assert (decoders.Kemeny().bound(basis, z) >= expected - 1e-9).all()
 
 
 @pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize(
-    "form", [np.asarray, torch.as_tensor, np.ndarray.tolist, lambda ys: [*map(tuple, ys.tolist())]]
-)
+@pytest.mark.parametrize("form", [torch.as_tensor, lambda ys: [*map(tuple, ys.tolist())]])
 @pytest.mark.parametrize(("decoder", "kernel"), EACH, ids=str)
 def test_rankings_keep_their_form_and_their_first_position(decoder, kernel, form, first):
     seen = rankings(100, 4) + first
-    basis, _, known = made(kernel, form(seen), candidates=3, sketch=sketches.Full())
+    basis, _, known = make_problem(kernel, form(seen), candidates=3, sketch=sketches.Full())
     decoded = decoder.decode(basis, basis.embed(seen), known).outputs
-    assert type(decoded) is type(known.outputs) and type(decoded[0]) is type(known.outputs[0])
+    assert type(decoded) is type(form(seen)) and type(decoded[0]) is type(form(seen)[0])
     np.testing.assert_array_equal(np.asarray(decoded), seen)
 
 
 @pytest.mark.parametrize(("decoder", "kernel"), EACH, ids=str)
-def test_runs_agree_on_every_device(decoder, kernel, device):
-    basis, z, known = made(kernel, rankings(80, 7))
+def test_all_devices_agree(decoder, kernel, device):
+    basis, z, known = make_problem(kernel, rankings(80, 7))
     there = basis.to(device)
-    a, b = (decoder.decode(there, z.to(device), EmbeddedOutputs(there, known.outputs)) for _ in range(2))
-    assert torch.equal(a.scores, b.scores)
-    np.testing.assert_array_equal(a.outputs, b.outputs)
-    np.testing.assert_array_equal(a.outputs, decoder.decode(basis, z, known).outputs)
+    decoded = decoder.decode(there, z.to(device), EmbeddedOutputs(there, known.outputs)).outputs
+    np.testing.assert_array_equal(decoded.cpu(), decoder.decode(basis, z, known).outputs)
 
 
 @pytest.mark.parametrize(("decoder", "kernel"), EACH, ids=str)
-def test_no_rows(decoder, kernel):
-    basis, z, known = made(kernel, rankings(20, 4))
-    decoded = decoder.decode(basis, z[:0], known)
-    assert decoded.outputs.shape == (0, 4) and decoded.scores.shape == (0,)
-
-
-@pytest.mark.parametrize(("decoder", "kernel"), EACH, ids=str)
-def test_of_equal_rankings_the_known_one_is_taken(decoder, kernel):
-    """Without coefficients all rankings of the same length score the same, and those in order best with Lehmer's."""
+def test_of_tied_rankings_the_known_one_is_taken(decoder, kernel):
+    """At coordinates 0 all rankings of the same length score the same, and those in order best with Lehmer's."""
     seen = np.array([[0, 1, 2, 3], [3, 1, 0, 2]])
     basis = sketch_basis(kernel, seen, sketches.Full(), generator=torch.Generator())
     decoded = decoder.decode(basis, torch.zeros(1, basis.dim), EmbeddedOutputs(basis, seen[::-1].copy()))
@@ -105,14 +94,14 @@ def test_of_equal_rankings_the_known_one_is_taken(decoder, kernel):
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 6])
 def test_code_and_ranking_are_inverse(d):
-    codes = kernels.Lehmer().embedding(every_ranking(d)).numpy().astype(np.int64)
-    np.testing.assert_array_equal(ranking_of_code(codes), every_ranking(d))
+    codes = kernels.Lehmer().embedding(torch.from_numpy(every_ranking(d)).double()).numpy().astype(np.int64)
+    np.testing.assert_array_equal(rank_by_code(codes), every_ranking(d))
 
 
-def test_kemeny_is_exact_for_as_many_items_as_one_likes_without_cycles():
+def test_kemeny_is_exact_for_any_number_of_items_without_cycles():
     """The coordinates of a ranking bring it back although it is not among the candidates."""
     seen = rankings(40, 30)
-    basis, _, known = made(kernels.Kemeny(), seen, candidates=2, sketch=sketches.Full())
+    basis, _, known = make_problem(kernels.Kemeny(), seen, candidates=2, sketch=sketches.Full())
     z = basis.embed(seen)
     decoded = decoders.Kemeny(exact_up_to=1).decode(basis, z, known)
     np.testing.assert_array_equal(decoded.outputs, seen)
@@ -121,19 +110,19 @@ def test_kemeny_is_exact_for_as_many_items_as_one_likes_without_cycles():
 
 @pytest.mark.parametrize("kernel", [kernels.Kemeny(), 0.2 * kernels.Kemeny().normalized()], ids=str)
 def test_kemeny_by_moves_lies_between_candidates_and_bound(kernel):
-    basis, z, known = made(kernel, rankings(200, 11), candidates=200, rows=100, sketch=sketches.SubSample(50))
+    basis, z, known = make_problem(kernel, rankings(200, 11), candidates=200, rows=100, sketch=sketches.SubSample(50))
     exact, moved = (decoders.Kemeny(limit).decode(basis, z, known) for limit in (11, 1))
     bound = decoders.Kemeny().bound(basis, z)
-    margin = 1e-9 * kernel.diag(rankings(1, 11)).item()
+    margin = 1e-9 * basis.diag(rankings(1, 11)).item()
     assert (known.top(z, 1, "kernel").scores[:, 0] <= moved.scores).all()
     assert (moved.scores <= exact.scores + margin).all() and (exact.scores < bound).all()
     assert (moved.scores > exact.scores - 1e-6).float().mean() > 0.5
-    assert (moved.scores < exact.scores - 1e-6).any()  # or else they were not told apart
+    assert (moved.scores < exact.scores - 1e-6).any()  # or else both are the same
     np.testing.assert_array_equal(np.sort(moved.outputs, axis=1), np.tile(np.arange(11), (100, 1)))
 
 
 def test_kemeny_does_not_depend_on_blocks_and_threads(monkeypatch):
-    basis, z, known = made(kernels.Kemeny(), rankings(80, 7))
+    basis, z, known = make_problem(kernels.Kemeny(), rankings(80, 7))
     expected = decoders.Kemeny().decode(basis, z, known)
     monkeypatch.setattr("dsokr.decoders.rankings.ENTRIES", 5 * 7 * 7)
     monkeypatch.setattr("dsokr.decoders.rankings.SHARE", 2)
@@ -150,25 +139,6 @@ def test_kemeny_takes_known_rankings_with_ties_and_missing_items():
     assert set(untied.outputs[0, :2]) == {0, 1}  # the two that were first stay in front
 
 
-@pytest.mark.parametrize(("decoder", "kernel"), EACH, ids=str)
-def test_model_with_it_predicts_the_same_after_loading(decoder, kernel, tmp_path):
-    X = np.random.default_rng(0).normal(size=(80, 5))
-    Y = X.argsort(axis=1).argsort(axis=1)
-    model = DSOKR(
-        kernel,
-        sketches.SubSample(20),
-        networks.MLP((16,)),
-        decoder=decoder,
-        training=Training(epochs=2),
-        random_state=0,
-        device="cpu",
-    )
-    model.fit(X, Y).save(tmp_path / "model")
-    loaded = DSOKR.load(tmp_path / "model", device="cpu")
-    assert loaded.decoder_ == decoder == construct(json.loads(json.dumps(describe(decoder))))
-    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -179,8 +149,8 @@ def test_model_with_it_predicts_the_same_after_loading(decoder, kernel, tmp_path
         (lambda: decoders.HammingRanking().check(kernels.Linear()), r"kernels.Hamming\(\).*Got Linear"),
         (lambda: decoders.Lehmer().check(kernels.Lehmer().normalized()), r"kernels.Lehmer\(\).*Got Normalized"),
         (lambda: decoders.Kemeny().check(kernels.Kemeny() + kernels.Kemeny()), "Got Sum"),
-        (lambda: decoders.Kemeny(exact_up_to=40), "exact_up_to must be a whole number, 1 to 24. Got 40"),
-        (lambda: decoders.Kemeny(exact_up_to=2.5), "Got 2.5"),
+        (lambda: decoders.Kemeny(exact_up_to=40), "exact_up_to must be at most 24. Got 40"),
+        (lambda: decoders.Kemeny(exact_up_to=2.5), "exact_up_to must be an integer of at least 1. Got 2.5"),
     ],
 )
 def test_refuses(call, message):
@@ -189,16 +159,7 @@ def test_refuses(call, message):
 
 
 @pytest.mark.parametrize(("decoder", "kernel"), EACH, ids=str)
-def test_refuses_what_does_not_fit_the_basis(decoder, kernel):
-    basis, z, known = made(kernel, rankings(50, 5))
-    with pytest.raises(InputError, match=r"shape \(n, \d+\), as the basis"):
-        decoder.decode(basis, z[:, 1:], known)
-    with pytest.raises(InputError, match="NaN or inf in row 0"):
-        decoder.decode(basis, z / 0 * 0, known)
+def test_refuses_candidates_of_other_items(decoder, kernel):
+    basis, z, _ = make_problem(kernel, rankings(50, 5))
     with pytest.raises(InputError, match="vectors of one length"):
         decoder.decode(basis, z, EmbeddedOutputs(basis, rankings(3, 4)))
-    with pytest.raises(InputError, match="candidates is empty"):
-        EmbeddedOutputs(basis, [])
-    vectors = sketch_basis(kernels.Linear(), rankings(9, 5), sketches.Full(), generator=torch.Generator())
-    with pytest.raises(InputError, match="Got Linear"):
-        decoder.decode(vectors, torch.zeros(1, vectors.dim), EmbeddedOutputs(vectors, rankings(3, 5)))

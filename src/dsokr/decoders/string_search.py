@@ -66,7 +66,9 @@ def _new_pool(goal: NGramObjective, places: int) -> Pool:
 @compiled
 def _grow(goal: NGramObjective, seeds: np.ndarray, beam: int, places: int) -> Pool:
     """Beam search over strings that grow from a seed at both ends: the best of all sizes allowed."""
-    size, longest = seeds.shape[1], np.flatnonzero(goal.prior > -np.inf)[-1]
+    size, longest = seeds.shape[1], len(goal.prior) - 1
+    while goal.prior[longest] == -np.inf:
+        longest -= 1
     ends, held = _new_pool(goal, places), np.empty((len(goal.sizes), len(goal.prior) - 1), np.int64)
     linear, squared, names = np.empty(len(seeds)), np.empty(len(seeds)), np.empty(len(seeds), np.uint64)
     for s in range(len(seeds)):
