@@ -124,9 +124,8 @@ def advance(search: Search) -> bool:
 def read_bounds(search: Search) -> tuple[int, int]:
     """The lower and upper bound on the distance established so far."""
     best, lower = search.partial.tally[BEST], FAR
-    for bounds in search.bound[: search.partial.tally[DEPTH] + 1]:
-        for bound in bounds:
-            lower = min(lower, bound)
+    for bound in search.bound[: search.partial.tally[DEPTH] + 1].flat:
+        lower = min(lower, bound)
     return min(best, _round_up(lower)), best
 
 
@@ -147,9 +146,7 @@ def _find_twins(labels: Integers, edges: Integers) -> Integers:
     for j in range(labels.size):
         for k in range(j):
             if twin[k] == k and labels[k] == labels[j]:
-                differences = 0
-                for other in range(labels.size):
-                    differences += edges[j, other] != edges[k, other]
+                differences = (edges[j] != edges[k]).sum()
                 if differences == 2 * (edges[j, k] != 0):  # an edge between the two does not count
                     twin[j] = k
                     break
@@ -180,7 +177,7 @@ def _count_edges(edges: Integers, kinds: int) -> Integers:  # (nodes, 1 + kinds)
     return count
 
 
-@compiled
+@inlined
 def _descend(search: Search) -> bool:
     """Map the next row that can still lead to something better, backtracking as needed. False when none can."""
     tally = search.partial.tally
@@ -225,7 +222,7 @@ def _map(pair: Pair, partial: Partial, row: int, column: int, sign: int) -> None
             partial.insertion[j] += sign  # half of the edge was counted already
 
 
-@compiled
+@inlined
 def _expand(search: Search) -> None:
     """Bound the distance below the current mapping from both sides, and the choices worth a try."""
     pair, partial, relaxed = search.pair, search.partial, search.relaxed
@@ -243,7 +240,7 @@ def _round_up(halves: int) -> int:
     return (halves + 1) // 2  # a distance is an integer
 
 
-@compiled
+@inlined
 def _relax(partial: Partial, relaxed: Assignment) -> int:
     """The lower bound below the current mapping, in halves."""
     rows, columns, halves = 0, 0, partial.tally[PAID]
@@ -286,16 +283,16 @@ def _solve(problem: Assignment, rows: int, columns: int) -> int:
         problem.row_price[r] = cost[r, best]
         if row_of[best] < 0:
             row_of[best], column_of[r] = r, best
-    total = 0
     for r in range(rows):
         if column_of[r] < 0:
             _augment(problem, r, columns)
+    total = 0
     for r in range(rows):
         total += cost[r, column_of[r]]
     return total
 
 
-@compiled
+@inlined
 def _augment(problem: Assignment, free: int, columns: int) -> None:
     """Give a free row a column along the cheapest alternating path."""
     last = _find_path(problem, free, columns)
@@ -312,7 +309,7 @@ def _augment(problem: Assignment, free: int, columns: int) -> None:
         last = before
 
 
-@compiled
+@inlined
 def _find_path(problem: Assignment, free: int, columns: int) -> int:
     """Search from a free row by Dijkstra's algorithm over reduced costs; return the free column where it ends."""
     distance, scanned = problem.distance, problem.scanned
@@ -340,7 +337,7 @@ def _reduced(problem: Assignment, r: int, c: int) -> int:
     return problem.cost[r, c] - problem.row_price[r] - problem.column_price[c]
 
 
-@compiled
+@inlined
 def _complete(pair: Pair, partial: Partial, relaxed: Assignment) -> int:
     """The distance along the current mapping, completed by the assignment."""
     n, m = partial.anchored.shape
@@ -359,7 +356,7 @@ def _complete(pair: Pair, partial: Partial, relaxed: Assignment) -> int:
     return distance
 
 
-@compiled
+@inlined
 def _branch(twin: Integers, partial: Partial, relaxed: Assignment, bounds: Integers, halves: int) -> int:
     """Choose the row with the fewest columns worth a try, and write the bounds of these."""
     best = partial.tally[BEST]

@@ -96,8 +96,6 @@ def edit_distance_bounds(
 def _as_batch(graphs: Graph | Iterable[Graph], name: str) -> GraphBatch:
     if isinstance(graphs, GraphBatch):
         return graphs
-    if not isinstance(graphs, Graph | Iterable):
-        raise InputError(f"{name} must be a Graph or a sequence of them. Got {type(graphs).__name__}.")
     items = [graphs] if isinstance(graphs, Graph) else list(graphs)
     for index, item in enumerate(items):
         if not isinstance(item, Graph):
