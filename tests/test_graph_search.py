@@ -7,15 +7,17 @@ import pytest
 import torch
 from torch import Generator
 
-from dsokr import DSOKR, Graph, Training, kernels, networks, sketch_basis, sketches
-from studies.data import molecules
-from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, Molecules, Neighbors, _objective
-from dsokr.decoders._objective import Objective, terms_of
+from dsokr import DSOKR, Graph, kernels, sketch_basis, sketches
+from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, Molecules, Neighbors
+from dsokr.decoders.objective import Objective, split_terms
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import NSPD, ShortestPath, WeisfeilerLehman
 from dsokr.metrics import edit_distance
+from dsokr.regressors import KernelRidge
+from dsokr.rules import RULES
 from implementations import graphs as some_graphs
+from studies.data import molecules
 
 VALENCES = dict(Molecules().valences)
 WL = WeisfeilerLehman(2, edge_labels=True)
@@ -53,23 +55,6 @@ def test_neighbours_are_molecules(parents, near):
         assert is_connected(graph) and 1 <= len(graph.labels) <= 7
         assert all(total <= VALENCES[label] for label, total in zip(graph.labels, valence_sums(graph), strict=True))
     assert set(near.origins) == set(range(len(parents)))
-
-
-def test_neighbours_know_where_their_atoms_come_from(parents, near):
-    """An atom that is not touched has the label and the bonds it had."""
-    for g, (graph, origin) in enumerate(zip(near.graphs, near.origins, strict=True)):
-        parent = parents[int(origin)]
-        first, stop = near.graphs.offsets[g : g + 2]
-        sources, touched = near.sources[first:stop], near.touched[first:stop]
-        assert touched.any() and len(set(sources[sources >= 0])) == (sources >= 0).sum()
-        old = {frozenset((i, j)): order for i, j, order in parent.edges}
-        new = {frozenset((int(sources[i]), int(sources[j]))): order for i, j, order in graph.edges}
-        for v, source in enumerate(sources):
-            if source < 0:
-                assert touched[v]
-            elif not touched[v]:
-                assert graph.labels[v] == parent.labels[source]
-                assert {k: o for k, o in old.items() if source in k} == {k: o for k, o in new.items() if source in k}
 
 
 def test_all_small_edits_are_among_the_neighbours():
@@ -118,29 +103,18 @@ def test_rings_turn_as_a_whole():
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
-def test_scores_near_an_edit_are_the_scores(kernel, parents, near, monkeypatch):
-    """What is computed from the parents and the touched atoms alone is what is computed from the whole graph."""
-    monkeypatch.setattr(_objective, "LOCAL_FROM", 0)
+def test_scores_are_those_of_the_basis(kernel, parents, near):
     anchors = GraphBatch.of(molecules.generate(30, seed=5, max_atoms=7))
     basis = sketch_basis(kernel, anchors, sketches.SubSample(20), generator=Generator().manual_seed(0))
     z = basis.embed(parents) + 0.1
-    terms = tuple(terms_of(kernel, GraphBatch.of(basis.anchors)))
-    objective = Objective.of(terms, basis, z)
-    own = np.arange(len(parents))
-    owners = own[near.origins]
-    whole = objective.parts(owners, near.graphs)
-    local = objective.parts_near(owners, parents, objective.parts(own, parents), near)
-    for a, b in zip(whole, local, strict=True):
-        np.testing.assert_allclose(b.products, a.products, rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(b.squares, a.squares, rtol=1e-12)
-        np.testing.assert_array_equal(b.names, a.names)
-    truth = basis.score(z, near.graphs)[owners, np.arange(len(owners))].numpy()
-    np.testing.assert_allclose(objective.scores(local), truth, rtol=1e-5, atol=1e-5)  # weights are in single precision
-
-
-def test_only_subtree_kernels_are_local(parents):
-    kinds = [term.is_local for term in terms_of(SUM + NSPD(1, 1), parents)]
-    assert kinds == [True, True, False, True, False]
+    objective = Objective.of(tuple(split_terms(kernel, GraphBatch.of(basis.anchors))), basis, z)
+    scores, names = objective.score(near.origins, near.graphs)
+    truth = basis.score(z, near.graphs)[near.origins, np.arange(len(near.origins))].numpy()
+    np.testing.assert_allclose(scores, truth, rtol=1e-5, atol=1e-5)  # weights are in single precision
+    features = [*zip(*(term.kernel.features(near.graphs).rows() for term in objective.terms), strict=True)]
+    by_names = dict(zip(map(bytes, names), features, strict=True))
+    assert len(by_names) == len(set(features)) < len(names)  # names are equal where features are
+    assert [by_names[bytes(name)] for name in names] == features
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +126,7 @@ def task():
     return basis, known, others
 
 
-@pytest.mark.parametrize("rule", ["kernel", "projected", "cosine"])
+@pytest.mark.parametrize("rule", RULES)
 def test_finds_molecules_that_are_not_in_the_list(task, rule):
     basis, known, others = task
     z, candidates = basis.embed(others), EmbeddedOutputs(basis, known)
@@ -172,7 +146,7 @@ def test_never_below_the_best_candidate_whatever_the_coefficients(task):
     z = basis.embed(others)
     z = z + 0.5 * z.std() * torch.randn(z.shape, generator=Generator().manual_seed(1), dtype=z.dtype)
     candidates = EmbeddedOutputs(basis, known)
-    for rule in ("kernel", "projected", "cosine"):
+    for rule in RULES:
         for budget in (1, 50):
             search = GraphSearch(Molecules(max_atoms=6), rule=rule, starts=1, beam=1, budget=budget)
             listed = Candidates(rule).decode(basis, z, candidates)
@@ -193,7 +167,7 @@ def test_more_budget_scores_no_less_and_the_same_twice(task):
 
 @dataclass(frozen=True)
 class Relabelling:
-    """A domain of one's own: rings of five nodes, labelled 0 to 2; an edit changes one label. Says nothing of nodes."""
+    """A domain of one's own: rings of five nodes, labelled 0 to 2; an edit changes one label."""
 
     def neighbors(self, graphs: GraphBatch) -> Neighbors:
         made, origins = [], []
@@ -234,47 +208,34 @@ def test_where_there_is_nowhere_to_go():
     assert len(found.outputs[0].labels) == 2
 
 
-def test_through_the_estimator(tmp_path):
-    graphs = some_graphs(120)
+def test_validation_chooses_the_rule():
+    graphs = some_graphs(80)
     X = np.stack([np.bincount(g.labels, minlength=10) for g in graphs]).astype(float)
-    model = DSOKR(
-        WL.normalized(),
-        sketches.SubSample(60),
-        networks.MLP((32,)),
-        decoder=GraphSearch(Molecules(max_atoms=6), budget=300, beam=3),
-        training=Training(epochs=3, progress=False),
-        random_state=0,
-        device="cpu",
-    ).fit(X, graphs)
-    predicted = model.predict(X[:10])
-    assert all(isinstance(graph, Graph) for graph in predicted)
-    assert model.decoder_.rule in ("kernel", "projected", "cosine")
-    model.save(tmp_path / "model")
-    assert DSOKR.load(tmp_path / "model", device="cpu").predict(X[:10]) == predicted
+    decoder = GraphSearch(Molecules(max_atoms=6), budget=300, beam=3)
+    regressor = KernelRidge(kernels.Linear(), regularization=(1e-3, 1e-1))
+    model = DSOKR(WL.normalized(), sketches.SubSample(40), regressor, decoder=decoder, random_state=0, device="cpu")
+    model.fit(X[:60], graphs[:60], validation=(X[60:], graphs[60:]))
+    assert model.decoder_ in decoder.alternatives() and len(decoder.alternatives()) == 3
+    assert all(isinstance(graph, Graph) for graph in model.predict(X[:5]))
 
 
-def test_refuses(task):
-    basis, known, others = task
-    with pytest.raises(
-        InputError, match=r"GraphSearch decodes bases of kernels on graphs.*Got Gaussian.*Candidates\(\)"
-    ):
-        GraphSearch().check(kernels.Gaussian(1.0))
-    z = basis.embed(others[:2])
-    candidates = EmbeddedOutputs(basis, known)
-    search = GraphSearch(rule="kernel")
-    with pytest.raises(InputError, match="shape"):
-        search.decode(basis, z[:, 1:], candidates)
-    with pytest.raises(InputError, match="NaN or inf in row 1"):
-        search.decode(basis, torch.cat([z[:1], z[1:] * torch.nan]), candidates)
-    with pytest.raises(InputError, match="candidates is empty"):
-        EmbeddedOutputs(basis, [])
-    with pytest.raises(InputError, match="settled by fit"):
-        GraphSearch().decode(basis, z, candidates)
-    for wrong in ({"beam": 0}, {"starts": 0}, {"budget": 0}):
-        with pytest.raises(InputError, match="at least 1"):
-            GraphSearch(**wrong)
-    with pytest.raises(InputError, match="neighbors"):
-        GraphSearch(moves="molecules")
-    with pytest.raises(InputError, match="positive valences"):
-        Molecules(valences=((6, 0),))
-    assert search.decode(basis, z[:0], candidates).outputs == []
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: GraphSearch().check(kernels.Gaussian(1.0)),
+            r"GraphSearch decodes bases of kernels on graphs.*Got Gaussian.*Candidates\(\)",
+        ),
+        (lambda: GraphSearch().scoring_rule(), "chosen by fit"),
+        (lambda: GraphSearch(beam=0), "GraphSearch.beam must be an integer of at least 1. Got 0"),
+        (lambda: GraphSearch(starts=0), "at least 1"),
+        (lambda: GraphSearch(budget=0), "at least 1"),
+        (lambda: GraphSearch(rule="best"), "GraphSearch.rule must be one of 'auto', 'kernel'"),
+        (lambda: GraphSearch(moves="molecules"), "neighbors"),
+        (lambda: Molecules(valences=((6, 0),)), "positive valences"),
+        (lambda: Molecules(max_atoms=0), "Molecules.max_atoms must be an integer of at least 1"),
+    ],
+)
+def test_refuses(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

@@ -134,7 +134,10 @@ def test_blocks_and_threads_do_not_matter(monkeypatch):
 def test_sets_keep_their_form(form):
     """Sets that are not among the candidates come in the same form as those that are."""
     expected = LabelSet().decode(*make_problem(kernels.Tanimoto(), 8, known=5)).outputs
-    decoded, wanted = LabelSet().decode(*make_problem(kernels.Tanimoto(), 8, form=form, known=5)).outputs, form(expected)
+    decoded, wanted = (
+        LabelSet().decode(*make_problem(kernels.Tanimoto(), 8, form=form, known=5)).outputs,
+        form(expected),
+    )
     assert type(decoded) is type(wanted) and canonical(decoded)[1] == canonical(wanted)[1]
     rows = as_outputs(decoded)
     np.testing.assert_array_equal(rows.toarray() if sp.issparse(rows) else rows, expected)
