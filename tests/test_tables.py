@@ -96,7 +96,7 @@ def test_bad_rows_are_skipped_or_raised(tmp_path):
     path.write_text('\na,b\n"two\nlines",1\n2\n3,4\n')
     assert read(path, problems=problems).numbers == [3, 5]
     sentence = problems.by_row()[0].sentence()
-    assert "t.csv, row 4 (the header is row 2): It has 1 cell, the header has 2. Put cells that contain" in sentence
+    assert "t.csv, row 4 (the header is row 2): It has 1 cell, the header has 2. Are double quotes" in sentence
     problems.check()
     problems.fails = True
     with pytest.raises(InputError, match="row 4 .*--on-error skip"):

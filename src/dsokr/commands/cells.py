@@ -96,7 +96,7 @@ def guess_input(columns: Sequence[str], cells: Sequence[str], locate: Callable[[
     if _fits(texts, _is_numbers) or _are_smiles(columns[0], texts):
         return "vector" if _fits(texts, _is_numbers) else "smiles"
     guess = "string" if all(map(str.isascii, texts)) and _fits(texts, _is_word) else "text"
-    _check_no_numbers(columns[0], cells, locate, f"--input-kind {guess}", "--input-kind vector")
+    _check_no_numbers(columns[0], cells, locate, "--input-kind", guess)
     return guess
 
 
@@ -117,7 +117,7 @@ def guess_output(columns: Sequence[str], cells: Sequence[str], locate: Callable[
     sets = [text for text in texts if re.search("[;|]", text)]
     guess = "labels" if sets or len(labels) <= max(2, len(texts) // 5) else "string"
     if NO_LABEL not in texts and all(map(_resembles_numbers, sets)):
-        _check_no_numbers(columns[0], cells, locate, f"--output-kind {guess}", "--output-kind vector")
+        _check_no_numbers(columns[0], cells, locate, "--output-kind", guess)
     return guess
 
 
@@ -132,24 +132,15 @@ def _fits(texts: list[str], test: Callable[[str], bool]) -> bool:
     return sum(map(test, texts)) >= MOST * len(texts)
 
 
-def _check_no_numbers(column: str, cells: Sequence[str], locate: Callable[[int], str], here: str, vector: str) -> None:
+def _check_no_numbers(column: str, cells: Sequence[str], locate: Callable[[int], str], option: str, guess: str) -> None:
     """Refuse to read numbers as letters: cells with decimal commas, or with some other cells between."""
     texts = _sample(cells)
-    written = {at: cell.strip() for at, cell in enumerate(cells) if cell.strip()}
-    wrong = {at: text for at, text in written.items() if not _is_numbers(text)}
-    if _fits(texts, _resembles_numbers):
-        at = next(at for at, text in wrong.items() if _resembles_numbers(text))
-        advice = f"{_reason(parse_numbers, wrong[at])} If the cells are not numbers, say {here}."
-    elif sum(map(_is_numbers, texts)) > len(texts) / 2:
-        at = next(iter(wrong))
-        advice = (
-            f"{shorten(wrong[at])!r} is not a number, but {len(written) - len(wrong):,} of "
-            f"{count_of(len(written), 'cell')} of the column are. Say {vector} to skip such rows, or {here} to take "
-            "all cells as they are."
-        )
-    else:
-        return
-    raise InputError(f"{locate(at)}, column {column!r}: {advice}")
+    if _fits(texts, _resembles_numbers) or 2 * sum(map(_is_numbers, texts)) > len(texts):
+        wrong = {at: cell.strip() for at, cell in enumerate(cells) if cell.strip() and not _is_numbers(cell)}
+        at = min(wrong, key=lambda at: not _resembles_numbers(wrong[at]))
+        place = f"{locate(at)}, column {column!r}, {shorten(wrong[at])!r}"
+        advice = f"Say {option} vector to skip such rows, or {option} {guess} to read numbers as text."
+        raise InputError(f"{place}: {_reason(parse_numbers, wrong[at])} {advice}")
 
 
 def _reason(parse: Callable[[Any], Any], cell: Any) -> str:

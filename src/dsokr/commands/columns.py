@@ -68,24 +68,18 @@ class Kind(ABC):
         good: list[int] = []
         bad: dict[int, str] = {}
         for start in range(0, len(cells), BLOCK):
-            block = dict(enumerate(cells[start : start + BLOCK], start))
+            block = cells[start : start + BLOCK]
             try:
-                parts.append(self.parse(list(block.values())))
+                parts.append(self.parse(block))
+                good += range(start, start + len(block))
             except InputError:
-                bad |= (wrong := self._find_bad(block))
-                block = {position: cell for position, cell in block.items() if position not in wrong}
-                parts += [self.parse(list(block.values()))] if block else []
-            good += block
+                for at, cell in enumerate(block, start):
+                    try:
+                        parts.append(self.parse([cell]))
+                        good.append(at)
+                    except InputError as error:
+                        bad[at] = str(error).replace(" at index 0", "")
         return Read(_join(parts), good, bad)
-
-    def _find_bad(self, cells: Mapping[int, str]) -> dict[int, str]:
-        bad = {}
-        for position, cell in cells.items():
-            try:
-                self.parse([cell])
-            except InputError as error:
-                bad[position] = str(error).replace(" at index 0", "")
-        return bad
 
     def parse_all(self, cells: Sequence[str], noun: str) -> Any:
         """Return the values of cells that must all be good; a bad one is named by its position."""

@@ -60,10 +60,8 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
 
 def read_test(predictor: Predictor, path: Path, problems: Problems) -> Pairs:
     """Read the pairs of a table that has the columns of training."""
-    table, input, output = Table(path), predictor.input, predictor.output
-    table.check_columns(input.columns, ", which holds the inputs")
-    table.check_columns(output.columns, ", which holds the outputs")
-    rows = table.read(problems, [*input.columns, *output.columns])
+    input, output = predictor.input, predictor.output
+    rows = Table(path).read(problems, [*input.columns, *output.columns])
     return read_pairs(rows, input, output, predictor.basis.kernel, problems)
 
 

@@ -112,7 +112,8 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     _check_pairs(everything, input, output, table, problems)
     kernel = parse_kernel(kernel_text, everything.Y)
     pairs, valid, repeats = _split(everything, options, input, output, kernel, problems)
-    _check_varied(pairs, output)
+    if len(distinct(as_outputs(pairs.Y))) == 1:
+        raise InputError(f"All outputs in {', '.join(output.columns)} are the same: there is nothing to learn.")
     if options.size != "auto" and not (options.size.isdigit() and 1 <= int(options.size) <= len(pairs)):
         most = f"the number of training rows, {len(pairs)}"
         raise InputError(f"--size must be auto, or from 1 to {most}. Got {options.size}.")
@@ -159,7 +160,6 @@ def _check_pairs(pairs: Pairs, input: Kind, output: OutputKind, table: Table, pr
     for kind, values, cells in ((input, pairs.X, pairs.inputs), (output, pairs.Y, pairs.outputs)):
         if isinstance(kind, Vector):
             _check_outliers(kind, values, cells, [f"{table.path}, {table.place(row)}" for row in pairs.rows])
-    _check_varied(pairs, output)
 
 
 def _check_outliers(kind: Vector, values: np.ndarray, cells: list[str], places: list[str]) -> None:
@@ -172,12 +172,6 @@ def _check_outliers(kind: Vector, values: np.ndarray, cells: list[str], places: 
                 f"{places[at]}, column {name!r}: beside the extreme outlier {given[at]:g} all other numbers look the "
                 "same. Correct it, remove the row, or take logarithms of the column."
             )
-
-
-def _check_varied(pairs: Pairs, output: OutputKind) -> None:
-    if len(distinct(as_outputs(pairs.Y))) == 1:
-        where = f"column{'s' * (len(output.columns) > 1)} {', '.join(output.columns)}"
-        raise InputError(f"All outputs in the {where} are the same: there is nothing to learn.")
 
 
 def _split(

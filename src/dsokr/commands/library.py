@@ -48,15 +48,11 @@ class Library:
         if all(name in table.columns for name in output.columns):
             return list(output.columns)
         if not table.is_list and len(table.columns) > 1:
-            raise InputError(
-                f"{table.path} has no column {output.columns[0]!r}, as the training table. Name the column of the "
-                f"candidates with --candidates-column. Its columns: {', '.join(table.columns)}."
-            )
+            columns = f"Its columns: {', '.join(table.columns)}."
+            raise InputError(f"Name the column of the candidates in {table.path} with --candidates-column. {columns}")
         if table.header_row and output.read(table.columns).good:
-            raise InputError(
-                f"The first row of {table.path} looks like a candidate: {table.columns[0]}. Add a header row, or "
-                "rename the file to .txt. If it is the header, say so with --candidates-column."
-            )
+            advice = "Add a header, rename the file to .txt, or name the column with --candidates-column."
+            raise InputError(f"The header of {table.path} looks like a candidate: {table.columns[0]}. {advice}")
         return table.columns[:1]
 
     def blocks(self, start: int = 0) -> Iterator[LibraryBlock]:

@@ -24,14 +24,8 @@ from dsokr.saving import parse_expression
 
 SEARCHED_ATOMS, SEARCHED_LETTERS = 12, 40  # larger outputs are picked from a list unless a search is wanted
 VALENCES = {5: 3, 6: 4, 7: 3, 8: 2, 9: 1, 14: 4, 15: 5, 16: 6, 17: 1, 35: 1, 53: 1}
-SEARCHES: dict[str, Decoder] = {  # by the kind of outputs or, for rankings, by the kernel
-    "vector": decoders.Gradient(),
-    "labels": decoders.LabelSet(),
-    "string": decoders.NGram(),
-    "Kemeny": decoders.Kemeny(),
-    "Hamming": decoders.HammingRanking(),
-    "Lehmer": decoders.Lehmer(),
-}
+SEARCHES = dict(vector=decoders.Gradient(), labels=decoders.LabelSet(), string=decoders.NGram())
+RANKINGS = dict(Kemeny=decoders.Kemeny(), Hamming=decoders.HammingRanking(), Lehmer=decoders.Lehmer())  # by kernel
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 NETWORKS: dict[str, tuple[Any, ...]] = {  # what reads each kind of inputs, the default first
     "vector": (networks.MLP((256, 256)),),
@@ -106,9 +100,9 @@ def choose_decoder(text: str, output: OutputKind, kernel: Kernel, ys: Any) -> De
 
 def _find_search(output: OutputKind, kernel: Kernel, ys: Any) -> Decoder | None:
     """Return the decoder over all outputs of a kind, if there is one for the kernel."""
-    found: Decoder | None = SEARCHES.get(output.name) or SEARCHES.get(type(kernel).__name__)
-    if isinstance(output, Molecule):
-        found = decoders.GraphSearch(_find_domain(ys)) if output.as_graph else None
+    found: Any = SEARCHES.get(output.name) or RANKINGS.get(type(kernel).__name__)
+    if isinstance(output, Molecule) and output.as_graph:
+        found = decoders.GraphSearch(_find_domain(ys))
     try:
         if found is not None:
             found.check(kernel)

@@ -35,7 +35,7 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     columns = predictor.input.columns
     if table.is_list and len(columns) > 1:
         raise InputError(f"{table.path} is a list. The inputs have {len(columns)} columns: {', '.join(columns)}.")
-    names = table.columns[:1] if table.is_list else table.check_columns(columns, ", which holds the inputs")
+    names = table.columns[:1] if table.is_list else columns
     keep = table.find_columns([options.keep]) if options.keep else []
     rows = table.read(problems, [*names, *keep])
     cells, read = read_column(rows, predictor.input, problems, names)

@@ -197,10 +197,9 @@ class Predictor:
     def load(cls, folder: str | Path, device: str = "auto") -> Predictor:
         """Read a saved predictor."""
         folder = Path(folder)
-        if folder.is_file():
-            raise ModelFolderError(f"{folder} is a file. The folder of the model comes first, then the table.")
         if not folder.is_dir():
-            raise ModelFolderError(f"There is no folder {folder}. Train a model with: dsokr fit ... --out {folder}")
+            what = "is a file" if folder.is_file() else "does not exist"
+            raise ModelFolderError(f"{folder} {what}. Name the folder that `dsokr fit` wrote, then the table.")
         if not (folder / "task.json").is_file():
             hint = " DSOKR.load reads it in Python." if (folder / "config.json").exists() else ""
             raise ModelFolderError(f"{folder} is not a model made by `dsokr fit`: task.json is missing.{hint}")

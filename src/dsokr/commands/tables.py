@@ -14,6 +14,7 @@ import io
 import json
 import lzma
 import os
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -114,18 +115,16 @@ class Table:
 
     def place(self, row: int) -> str:
         """Say where a row is."""
-        if self.header_row:
-            return f"row {row} (the header is row {self.header_row})"
-        return f"{'row' if self._read is _read_parquet else 'line'} {row}"
+        return f"row {row}" + (f" (the header is row {self.header_row})" if self.header_row else "")
 
-    def check_columns(self, names: Iterable[str], purpose: str = "") -> list[str]:
+    def check_columns(self, names: Iterable[str]) -> list[str]:
         """Check that each of the columns is there, once."""
         for name in names:
             if (times := self.columns.count(name)) > 1:
                 raise InputError(f"{self.path} has {times} columns named {name!r}. Rename all but one.")
             if not times:
                 there = f"{suggest(name, self.columns)} Its columns: {_list(self.columns)}."
-                raise InputError(f"{self.path} has no column {name!r}{purpose}.{there}")
+                raise InputError(f"{self.path} has no column {name!r}.{there}")
         return list(dict.fromkeys(names))
 
     def find_columns(self, wanted: Iterable[str]) -> list[str]:
@@ -152,14 +151,10 @@ class Table:
 
     def read(self, problems: Problems, columns: Sequence[str] | None = None) -> Rows:
         """Read all rows at once; there must be some."""
-        blocks = list(self.blocks(problems, columns))
-        if not any(block.numbers for block in blocks):
-            raise self.unusable([], problems)
-        numbers, attempted = (
-            [*chain(*lists)] for lists in zip(*((b.numbers, b.attempted) for b in blocks), strict=True)
-        )
-        cells = {name: [*chain(*(block.cells[name] for block in blocks))] for name in blocks[0].cells}
-        return Rows(self, numbers, cells, attempted)
+        for rows in self.blocks(problems, columns, rows=sys.maxsize):
+            if rows.numbers:
+                return rows
+        raise self.unusable([], problems)
 
     def unusable(self, numbers: Iterable[int], problems: Problems) -> InputError:
         """Return the error for a table whose rows, those with these numbers among them, are all bad."""
@@ -200,9 +195,10 @@ def _read_csv_rows(path: Path) -> Iterator[Record]:
                 cells = []
             if cells is None:
                 return
-            width, lines_read, start = width or len(cells), reader.line_num - start, reader.line_num
+            width, start, there = width or len(cells), reader.line_num, count_of(len(cells), "cell")
             if any(cell.strip() for cell in cells) or len(cells) == width == 1:  # "" is not a blank line
-                yield number, cells if len(cells) == width else _explain_width(len(cells), width, lines_read)
+                wrong = f"It has {there}, the header has {width}. Are double quotes missing around a cell?"
+                yield number, cells if len(cells) == width else wrong
 
 
 def _find_separator(lines: Sequence[str]) -> str:
@@ -230,13 +226,6 @@ def _explain_quotes(error: csv.Error, lines: int, place: str) -> str:
         raise InputError(f"A cell in {place} is longer than {LONGEST_CELL:,} characters. Is a double quote missing?")
     spans = f" spans {lines} lines and" if lines > 1 else ""
     return f"A cell{spans} goes on after its closing double quote. Is a double quote missing?"
-
-
-def _explain_width(cells: int, width: int, lines: int) -> str:
-    advice = "Put cells that contain the separator or a line break in double quotes."
-    if lines > 1:
-        advice = f"A cell spans {lines} lines: is a double quote missing?"
-    return f"It has {count_of(cells, 'cell')}, the header has {width}. {advice}"
 
 
 def _read_json(path: Path, columns: list[str]) -> Iterator[Record]:
