@@ -611,11 +611,11 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         ("fit --train {}/open.csv --input text --output smiles --out m", "A double quote in row 12 of"),
         (
             "fit --train {}/commas.csv --input a --output b --out m",
-            "commas.csv, row 2 (the header is row 1), column 'b', '0,5': '0,5' is not a number. Write decimals with a point",
+            "commas.csv, row 2 (the header is row 1), column 'b', '0,5': '0,5' is not a number. Write decimals",
         ),
         (
             "fit --train {}/commas.csv --input c --output a --out m",
-            "commas.csv, row 4 (the header is row 1), column 'c', '< 0.1': '<' is not a number. Say --input-kind vector",
+            "commas.csv, row 4 (the header is row 1), column 'c', '< 0.1': '<' is not a number. Say --input-kind",
         ),
         ("fit --train {}/far.csv --input a --output b --out m", "row 9 (the header is row 1), column 'b': beside the"),
         ("fit --train {}/far.csv --input a,b --output c --out m", "column 'b': beside the extreme outlier 1e+90 all"),
