@@ -1,19 +1,20 @@
 """From SMILES to molecular graphs: data, fit, rank, predict. Less than a minute on a CPU.
 
-Run it with `python examples/smiles_to_graph.py`; a number after it is how many molecules to train on.
+Run it from the project's root with `python -m examples.smiles_to_graph [number of molecules to train on]`.
 """
 
 import random
 import sys
 
 from dsokr import DSOKR, Training, chem, kernels, networks, sketches
-from studies.data import molecules
 from dsokr.decoders import GraphSearch, Molecules
 from dsokr.metrics import edit_distance
+from dsokr.regressors import Neural
+from studies.data import molecules
 
 n_train = int(sys.argv[1]) if len(sys.argv) > 1 else 2_800
 
-# Pairs of a string and a graph, all different. With SMILES of your own, begin at chem.graphs.
+# Pairs of a string and a graph, all different. With your own SMILES, start at chem.graphs.
 smiles = chem.many_smiles(molecules.generate(n_train + 200, seed=0, max_atoms=5))
 smiles = [text for text in smiles if len(text) <= 12][: n_train + 100]  # short strings are fast to train on
 random.Random(0).shuffle(smiles)  # rare molecules are generated late
@@ -27,10 +28,14 @@ kernel = kernels.WeisfeilerLehman(2, edge_labels=True).normalized() + kernels.Sh
 model = DSOKR(
     kernel,
     sketches.SubSample(min(400, n_train)),
-    networks.CharTransformer(layers=3, width=64, heads=4, dropout=0.0),
-    dim=64,  # of the sketch's directions, the best: as many as the network's last hidden layer can fill
+    Neural(
+        networks.CharTransformer(layers=3, width=64, heads=4, dropout=0.0),
+        training=Training(
+            epochs=40, batch_size=32, learning_rate=3e-3, schedule="linear", warmup_steps=100, patience=None
+        ),
+    ),
+    dim=64,  # the best directions of the sketch, as many as the network's last hidden layer can fill
     decoder=GraphSearch(Molecules(max_atoms=5)),
-    training=Training(epochs=40, batch_size=32, learning_rate=3e-3, schedule="linear", warmup_steps=100, patience=None),
     random_state=0,
 )
 model.fit(smiles[:n_train], graphs[:n_train])
