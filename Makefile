@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow lint bench docs clean
+.PHONY: setup demo study test test-slow lint bench docs clean
 
 setup: .venv/.ready
 
@@ -12,7 +12,10 @@ setup: .venv/.ready
 	touch $@
 
 demo: setup
-	$(BIN)/dsokr demo
+	$(BIN)/python -m studies demo
+
+study: setup
+	$(BIN)/python -m studies $(NAME) $(if $(DATA),--data-dir $(DATA))
 
 lint: setup
 	$(BIN)/ruff check .
@@ -20,7 +23,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
