@@ -1,5 +1,7 @@
 """Writes the pages and figures under docs/ that show results, from the files in results/: no number is typed by hand.
 
+    make docs     # or, from the project's root: python -m docs.render
+
 The text of a page is a template in studies/pages with fields for ``str.format``; a function here computes the fields.
 """
 
