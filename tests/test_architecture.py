@@ -115,11 +115,13 @@ def test_what_lightning_would_import_is_imported_where_it_is_used():
             assert not SEEN_BY_LIGHTNING & {name.split(".")[0] for name in names}, path
 
 
-@pytest.mark.parametrize("module", ["dsokr", "dsokr.estimator", "dsokr.kernels", "dsokr.commands.app"])
-def test_no_optional_dependency_is_needed(module):
+def test_no_optional_dependency_is_needed():
     hidden = set(OPTIONAL) - SEEN_BY_LIGHTNING
     block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in sorted(hidden))
-    script = block + f"import {module}\nfrom dsokr import DSOKR\n"
+    script = (
+        block
+        + "import dsokr.estimator, dsokr.ensemble, dsokr.kernels, dsokr.decoders, dsokr.index, dsokr.commands.app\n"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

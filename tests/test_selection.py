@@ -121,6 +121,6 @@ def test_refuses_seeds_in_place_of_generators():
 
 
 def test_refuses_parts_of_a_pilot(generator):
-    with pytest.raises(InputError, match="between 1 and n=5 outputs, a whole number. Got 2.5"):
+    with pytest.raises(InputError, match="an integer between 1 and n=5. Got 2.5"):
         leverage_scores(kernels.Linear(), vectors(5), generator=generator, pilot=2.5)
     assert leverage_scores(kernels.Linear(), vectors(5), generator=generator, pilot=np.int64(2)).shape == (5,)
