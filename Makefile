@@ -1,6 +1,7 @@
 # A fresh machine needs two of these: `make demo` and `make test`. Each sets up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+export PYTHONPATH := $(CURDIR) # studies are not installed
 
 .PHONY: setup demo study test test-slow lint bench docs clean
 
@@ -15,7 +16,7 @@ demo: setup
 	$(BIN)/python -m studies demo
 
 study: setup
-	$(BIN)/python -m studies $(NAME) $(if $(DATA),--data-dir $(DATA))
+	$(BIN)/python -m studies $(NAME) $(if $(DATA),--data-dir $(DATA)) $(OPTIONS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -18,11 +18,11 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import torch
-from studies.data.molecules import generate
 
 from dsokr import chem
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.metrics.edit_distance import edit_distance
+from studies.data.molecules import generate
 
 FILE = Path("qm9") / "qm9_smiles_133882.txt.gz"
 

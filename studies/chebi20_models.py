@@ -131,7 +131,7 @@ class ModelVectors:
 
     @staticmethod
     def load(path: Path, device: torch.device) -> ModelVectors:
-        tensors = load_file(str(path))
+        tensors: dict[str, Any] = load_file(str(path))
         epoch = int(tensors.pop("best_epoch"))
         return ModelVectors(**{name: tensor.to(device) for name, tensor in tensors.items()}, best_epoch=epoch)
 

@@ -25,7 +25,7 @@ from dsokr.regressors import Training
 from studies.data.multilabel import CHECKSUMS, MultiLabel, generate, load_multilabel
 from studies.multilabel_methods import Choice, Deep, Encoder, LabelMethod, LabelTask, Logistic, NetworkSetting, Ridge
 from studies.plots import draw_panels
-from studies.results import Results, Row, group_rows, mean_and_sd, read_rows
+from studies.results import Columns, Results, Row, group_rows, mean_and_sd, read_rows
 from studies.study import Session, Stopwatch, Study
 
 LITERATURE = {  # example-based F1 on the test part, as published; none of it was measured here
@@ -198,7 +198,7 @@ def _format_name(row: Row) -> str:
     return f"{row['model']} (published)" if row["source"] == "literature" else row["model"] + " *" * row["selected"]
 
 
-COLUMNS = {
+COLUMNS: Columns = {
     "data": "{data}",
     "model": _format_name,
     "F1 on test": lambda row: f"{row['published']:.3f}" if "published" in row else f"{row['f1']:.3f} ± {row['sd']:.3f}",

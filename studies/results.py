@@ -20,8 +20,10 @@ Columns = Mapping[str, Column]  # by header
 Key = TypeVar("Key", bound=Hashable)
 
 MEASURED = ("metrics", "chosen", "seconds", "hardware", "commit", "date")  # all other fields identify a row
-SHOWN = ("data", "dataset", "protocol", "split", "representation", "method", "model", "kernel", "sketch", "m", "p")
-SHOWN += ("rule", "decoder", "rate", "seed")  # in progress lines
+SHOWN = [  # in progress lines
+    *("data", "dataset", "protocol", "split", "representation", "method", "model", "kernel", "sketch", "m", "p"),
+    *("rule", "decoder", "rate", "seed"),
+]
 TRAINING_FIELDS = ("epochs", "batch_size", "learning_rate", "schedule")  # in the keys of rows
 MISSING = "–"
 

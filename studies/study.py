@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -13,7 +13,6 @@ from dsokr.files import lock_folder
 from dsokr.regressors import Training
 from studies.results import Columns, Results, Row
 
-Size = Literal["full", "reduced", "quick"]
 CPU = torch.device("cpu")
 ADAMW = Training(optimizer="adamw", weight_decay=0.01, schedule="linear", gradient_clip=1.0, patience=None)
 
@@ -37,17 +36,17 @@ class Study:
     """A study by name: its configurations by size, how one is run, and how the results in a folder are shown."""
 
     name: str
-    sizes: Mapping[Size, tuple[Any, ...]]  # configurations, run one after the other
+    sizes: Mapping[str, tuple[Any, ...]]  # full, reduced, quick: configurations, run one after the other
     run: Callable[[Any, Session], None]
     tabulate: Callable[[Path], list[Row]]
     columns: Columns
     draw: Callable[[Path, Path], Path]  # (folder of the results, image) -> image
 
-    def folder(self, size: Size) -> str:
+    def folder(self, size: str) -> str:
         """Results of different sizes do not mix."""
         return self.name if size == "full" else f"{self.name}-{size}"
 
-    def execute(self, size: Size, session: Session) -> None:
+    def execute(self, size: str, session: Session) -> None:
         """Compute what the folder does not hold yet. One process at a time writes to it."""
         with lock_folder(session.folder, "python -m studies"):
             for configuration in self.sizes[size]:

@@ -183,7 +183,7 @@ def tabulate(folder: Path) -> list[Row]:
     nn_rows = models[None, None]
     rows: list[Row] = [{"model": "NN", "parameters": nn_rows[0]["metrics"]["parameters"], "mse": _mean_mse(nn_rows)}]
     for sketch in SKETCHES:
-        for p in sorted(p for name, p in models if name == sketch):
+        for p in sorted(p for name, p in models if name == sketch and p is not None):
             own = models[sketch, p]
             row = {"model": f"DSOKR, {sketch}", "p": p, "parameters": own[0]["metrics"]["parameters"]}
             row |= {"mse": _mean_mse(own), "perfect_h": _mean_mse(perfect[sketch, p])}

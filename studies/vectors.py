@@ -131,7 +131,7 @@ def tabulate(folder: Path) -> list[Row]:
 
 def _summarize(rows: list[Row]) -> Row:
     error, sd = mean_and_sd(row["metrics"]["mse"] for row in rows)
-    made = {"mse": error, "sd": sd, "replicates": len(rows)}
+    made: Row = {"mse": error, "sd": sd, "replicates": len(rows)}
     widths = sorted({row["chosen"]["width"] for row in rows if row.get("chosen", {}).get("width")})
     if widths:
         made["widths"] = ", ".join(f"{width:g}" for width in widths)

@@ -226,11 +226,11 @@ def test_refuses_kernels(kernel):
 @pytest.mark.parametrize(
     ("ys", "message"),
     [
-        (sp.csr_array(np.eye(4)), "Got outputs in the form 'sparse', of type float64. Pass dense floats"),
-        (np.arange(12).reshape(6, 2), "real vectors. Got outputs in the form 'array', of type int64"),
-        (torch.eye(3, dtype=torch.int32), "Got outputs in the form 'tensor', of type int32"),
-        ([[1, 2], [3, 4]], "Got outputs in the form 'rows', of type int64"),
-        (["a", "b"], "Got outputs in the form 'list', of type object"),
+        (sp.csr_array(np.eye(4)), "Got outputs as 'sparse', of type float64. Pass dense floats"),
+        (np.arange(12).reshape(6, 2), "real vectors. Got outputs as 'array', of type int64"),
+        (torch.eye(3, dtype=torch.int32), "Got outputs as 'tensor', of type int32"),
+        ([[1, 2], [3, 4]], "Got outputs as 'rows', of type int64"),
+        (["a", "b"], "Got outputs as 'list', of type object"),
     ],
 )
 def test_refuses_outputs_before_training(ys, message):

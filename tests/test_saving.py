@@ -17,7 +17,7 @@ from dsokr.graphs import GraphBatch
 from dsokr.outputs import ViewBatch, canonical, keys
 from dsokr.regressors import KernelRidge, Neural
 from dsokr.saving import pack_outputs, parse_expression, unpack_outputs, write_expression
-from implementations import DECODERS, KERNELS, LOSSES, SKETCHES, names
+from implementations import DECODERS, KERNELS, LOSSES, SKETCHES
 
 X = np.random.default_rng(0).normal(size=(60, 5))
 Y = (X[:, :3] > 0).astype(np.int64)

@@ -7,7 +7,7 @@ written down by the same code.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -148,18 +148,18 @@ def _keeps_valence(molecule: Molecule, trial: np.ndarray, i: int) -> bool:
 
 @compiled
 def _is_connected(trial: np.ndarray) -> bool:
-    atoms = np.flatnonzero(np.diag(trial))
-    if len(atoms) == 0:
-        return False
-    seen, queue, head, tail = np.zeros(len(trial), np.bool_), atoms.copy(), 0, 1
-    seen[queue[0]] = True
+    seen, queue, atoms, head, tail = np.zeros(len(trial), np.bool_), np.empty(len(trial), np.int64), 0, 0, 0
+    for v in range(len(trial)):
+        if trial[v, v] and not atoms:
+            seen[v], queue[0], tail = True, v, 1
+        atoms += trial[v, v] != 0
     while head < tail:
-        for v in atoms:
+        for v in range(len(trial)):
             if trial[queue[head], v] and not seen[v]:
                 seen[v], queue[tail] = True, v
                 tail += 1
         head += 1
-    return tail == len(atoms)
+    return 0 < tail == atoms
 
 
 @compiled
@@ -196,7 +196,7 @@ def _list_edits(molecule: Molecule, max_atoms: int) -> int:
 
 
 @compiled
-def _append(molecule: Molecule, count: int, entries: tuple[int, ...]) -> int:
+def _append(molecule: Molecule, count: int, entries: tuple[Any, ...]) -> int:
     """Append the edit that sets the entries (i, j, value, i, j, value, …)."""
     molecule.edits[count, 0] = len(entries) // 3
     for k in range(len(entries)):

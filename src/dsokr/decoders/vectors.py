@@ -112,7 +112,7 @@ class Gradient(Decoder):
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         if not isinstance(outputs, Tensor) or not form.is_real:
             raise InputError(
-                f"Gradient finds real vectors. Got outputs in the form {form.kind!r}, of type {form.dtype or 'object'}. "
+                f"Gradient finds real vectors. Got outputs as {form.kind!r}, of type {form.dtype or 'object'}. "
                 "Pass dense floats if answers between the outputs make sense, or use Candidates()."
             )
 

@@ -125,7 +125,7 @@ def read_bounds(search: Search) -> tuple[int, int]:
     """The lower and upper bound on the distance established so far."""
     best, lower = search.partial.tally[BEST], FAR
     for bound in search.bound[: search.partial.tally[DEPTH] + 1].flat:
-        lower = min(lower, bound)
+        lower = min(lower, bound)  # type: ignore[assignment] # compiled for integers
     return min(best, _round_up(lower)), best
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from dsokr.compute import seeded
 from dsokr.errors import InputError
-from dsokr.losses import Loss, Squared, as_loss
+from dsokr.losses import Objective, Squared, as_loss
 from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, Targets, Validation
 from dsokr.regressors.networks.base import (
     NetworkFactory,
@@ -42,7 +42,7 @@ class Neural(Regressor):
     """
 
     network: NetworkFactory
-    loss: Loss | Callable[[Tensor], Tensor] = field(default_factory=Squared)
+    loss: Objective | Callable[[Tensor], Tensor] = field(default_factory=Squared)
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
