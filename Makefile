@@ -1,7 +1,8 @@
 # A fresh machine needs two of these: `make demo` and `make test`. Each sets up .venv first.
+# The studies are not installed, so Python has to look for them here.
 PYTHON ?= python3
 BIN := .venv/bin
-export PYTHONPATH := $(CURDIR) # studies are not installed
+export PYTHONPATH := $(CURDIR)
 
 .PHONY: setup demo study test test-slow lint bench docs clean
 
