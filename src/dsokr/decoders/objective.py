@@ -99,7 +99,7 @@ class Objective:
 @compiled
 def _name(identity, value):  # type: ignore[no-untyped-def]  # compiled for uint64 and float64
     """What a coordinate adds to the name of a vector."""
-    return mix(identity) * np.uint64(np.int64(np.round(value * 1048576.0)))
+    return mix(identity) * np.uint64(np.int64(np.floor(value * 1048576.0 + 0.5)))
 
 
 @compiled

@@ -39,42 +39,55 @@ class Pool(NamedTuple):
     names: np.ndarray  # (places,) uint64, equal for strings with the same n-grams
 
 
-@compiled
 def search(
-    goal: NGramObjective, seeds: np.ndarray, beam: int, places: int, known: np.ndarray, known_sizes: np.ndarray
+    goal: NGramObjective, seeds: np.ndarray, beam: int, starts: int, known: np.ndarray, sizes: np.ndarray
 ) -> Pool:
-    """Return the best ``2 places`` strings: known ones, and what climbs from them and from the beam's best lead to."""
-    pool, held = _new_pool(goal, 2 * places), np.empty((len(goal.sizes), known.shape[1]), np.int64)
-    for s in range(len(known)):
-        linear, squared, name = _measure(goal, known[s], known_sizes[s], held)
-        _offer(pool, known[s], known_sizes[s], _score(goal, linear, squared, known_sizes[s]), name)
-    for s in range(len(known)):
-        _climb(goal, known[s].copy(), known_sizes[s], pool)
-    ends = _grow(goal, seeds, beam, places)
-    for s in range(places):
-        if ends.sizes[s] >= 0:
-            _climb(goal, ends.letters[s], ends.sizes[s], pool)
+    """Return the best strings of: the known ones, and what climbs from these and from the beam's best lead to."""
+    pool, ends = _new_pool(2 * starts, known.shape[1]), _new_pool(starts, known.shape[1])
+    _search(goal, seeds, np.zeros((2, beam, known.shape[1]), np.int64), known, sizes, ends, pool)
     return pool
 
 
-@compiled
-def _new_pool(goal: NGramObjective, places: int) -> Pool:
-    letters = np.zeros((places, len(goal.prior) - 1), np.int64)
-    return Pool(letters, np.full(places, -1), np.full(places, -np.inf), np.zeros(places, np.uint64))
+def _new_pool(places: int, width: int) -> Pool:
+    letters, names = np.zeros((places, width), np.int64), np.zeros(places, np.uint64)
+    return Pool(letters, np.full(places, -1), np.full(places, -np.inf), names)
 
 
 @compiled
-def _grow(goal: NGramObjective, seeds: np.ndarray, beam: int, places: int) -> Pool:
-    """Beam search over strings that grow from a seed at both ends: the best of all sizes allowed."""
-    size, longest = seeds.shape[1], len(goal.prior) - 1
+def _search(
+    goal: NGramObjective,
+    seeds: np.ndarray,
+    paths: np.ndarray,
+    known: np.ndarray,
+    sizes: np.ndarray,
+    ends: Pool,
+    pool: Pool,
+) -> None:
+    held = np.empty((len(goal.sizes), known.shape[1]), np.int64)
+    for s in range(len(known)):
+        linear, squared, name = _measure(goal, known[s], sizes[s], held)
+        _offer(pool, known[s], sizes[s], _score(goal, linear, squared, sizes[s]), name)
+    for s in range(len(known)):
+        _climb(goal, known[s], sizes[s], pool)
+    _grow(goal, seeds, paths, ends, held)
+    for s in range(len(ends.sizes)):
+        if ends.sizes[s] >= 0:
+            _climb(goal, ends.letters[s], ends.sizes[s], pool)
+
+
+@compiled
+def _grow(goal: NGramObjective, seeds: np.ndarray, paths: np.ndarray, ends: Pool, held: np.ndarray) -> None:
+    """Beam search over strings that grow from a seed at both ends: the best of all sizes allowed.
+
+    ``paths`` holds the strings of this size and of the next one, by turns.
+    """
+    size, longest, beam = seeds.shape[1], len(goal.prior) - 1, paths.shape[1]
     while goal.prior[longest] == -np.inf:
         longest -= 1
-    ends, held = _new_pool(goal, places), np.empty((len(goal.sizes), len(goal.prior) - 1), np.int64)
     linear, squared, names = np.empty(len(seeds)), np.empty(len(seeds)), np.empty(len(seeds), np.uint64)
     for s in range(len(seeds)):
         linear[s], squared[s], names[s] = _measure(goal, seeds[s], size, held)
     chosen = _choose_distinct(goal, linear, squared, names, beam)
-    paths = np.zeros((2, beam, len(goal.prior) - 1), np.int64)  # of the next size and of this one, by turns
     for b in range(len(chosen)):
         _copy(seeds[chosen[b]], size, paths[size % 2, b])
     while True:
@@ -83,7 +96,7 @@ def _grow(goal: NGramObjective, seeds: np.ndarray, beam: int, places: int) -> Po
         for b in range(len(chosen)):
             _offer(ends, now[b], size, _score(goal, linear[b], squared[b], size), names[b])
         if size == longest:
-            return ends
+            return
         linear, squared, names, states = _extend(goal, now, size, linear, squared, names)
         chosen = _choose_distinct(goal, linear, squared, states, beam)
         for b in range(len(chosen)):
@@ -100,44 +113,44 @@ def _extend(  # type: ignore[no-untyped-def] # returns four arrays
 
     Paths of equal states have equal futures: they have the same n-grams and the same letters at both ends.
     """
-    base, shape = goal.base, (len(names), 2, goal.base)
-    n = min(goal.sizes[-1], size + 1)  # later n-grams contain n − 1 letters at an end
-    power = base ** (n - 1)
-    to_linear, to_squared, to_names = np.empty(shape), np.empty(shape), np.empty(shape, np.uint64)
-    states, codes, times = np.empty(shape, np.uint64), np.empty((2, base), np.int64), np.empty((2, base), np.int64)
+    base, n = goal.base, min(goal.sizes[-1], size + 1)  # later n-grams contain n − 1 letters at an end
+    power, count = base ** (n - 1), 2 * base * len(names)
+    to_linear, to_squared = np.repeat(linear, 2 * base), np.repeat(squared, 2 * base)
+    to_names, states = np.repeat(names, 2 * base), np.empty(count, np.uint64)
+    codes, times = np.empty(2 * base, np.int64), np.empty(2 * base, np.int64)
     for b in range(len(names)):
-        to_linear[b], to_squared[b], to_names[b] = linear[b], squared[b], names[b]
+        first = 2 * base * b
         for k in range(len(goal.sizes)):
             if goal.sizes[k] > size + 1:
                 continue
             _next_grams(goal, paths[b], size, k, codes, times)
-            for side in range(2):
-                for x in range(base):
-                    to_linear[b, side, x] += _weight(goal.codes, goal.slots, goal.weights, codes[side, x])
-                    to_squared[b, side, x] += goal.factors[k] * (2 * times[side, x] + 1)
-                    to_names[b, side, x] += mix(codes[side, x])
+            for x in range(2 * base):
+                to_linear[first + x] += _weight(goal.codes, goal.slots, goal.weights, codes[x])
+                to_squared[first + x] += goal.factors[k] * (2 * times[x] + 1)
+                to_names[first + x] += mix(codes[x])
         head, tail = _encode(paths[b], 0, n - 1, base), _encode(paths[b], size - n + 1, size, base)
-        for x in range(base):
-            states[b, 0, x] = pair(to_names[b, 0, x], pair(head, (tail * base + x) % power))
-            states[b, 1, x] = pair(to_names[b, 1, x], pair((x * power + head) // base, tail))
-    return to_linear.ravel(), to_squared.ravel(), to_names.ravel(), states.ravel()
+        for at in range(first, first + base):
+            x = at - first
+            states[at] = pair(to_names[at], pair(head, (tail * base + x) % power))
+            states[at + base] = pair(to_names[at + base], pair((x * power + head) // base, tail))
+    return to_linear, to_squared, to_names, states
 
 
 @compiled
 def _next_grams(goal: NGramObjective, y: np.ndarray, size: int, k: int, codes: np.ndarray, times: np.ndarray) -> None:
-    """The n-grams that y gets by a letter at its end and before it, and how often it has them already."""
+    """The n-grams that y gets by each letter at its end, then before it, and how often it has them already."""
     n, base, offset = goal.sizes[k], goal.base, goal.offsets[k]
     power = base ** (n - 1)
-    tail, head = _encode(y, size - n + 1, size, goal.base), _encode(y, 0, n - 1, goal.base)
+    tail, head = _encode(y, size - n + 1, size, base), _encode(y, 0, n - 1, base)
     for x in range(base):
-        codes[0, x], codes[1, x] = offset + tail * base + x, offset + x * power + head
-        times[0, x] = times[1, x] = 0
+        codes[x], codes[base + x] = offset + tail * base + x, offset + x * power + head
+        times[x] = times[base + x] = 0
     for i in range(size - n + 1):
-        code = _encode(y, i, i + n, goal.base)
+        code = _encode(y, i, i + n, base)
         if code // base == tail:
-            times[0, code % base] += 1
+            times[code % base] += 1
         if code % power == head:
-            times[1, code // power] += 1
+            times[base + code // power] += 1
 
 
 @compiled

@@ -122,8 +122,8 @@ class NGram(Decoder):
         pools = self._search(space, z, starts, prior)
         found = [space.spell(pool) for pool in pools]
         if self.rule == "kernel":
-            scores = [pool.scores[0] - prior[pool.sizes[0]] for pool in pools]
-            return [row[0] for row in found], torch.tensor(scores, dtype=z.dtype, device=z.device)
+            first = [pool.scores[0] - prior[pool.sizes[0]] for pool in pools]
+            return [row[0] for row in found], torch.tensor(first, dtype=z.dtype, device=z.device)
         best = [take(known.outputs, row) for row in top_known(known, bonus, z, 1, self.rule)]
         flat = [y for own, row in zip(best, found, strict=True) for y in (*own, *row)]
         owners = [i for i, (own, row) in enumerate(zip(best, found, strict=True)) for _ in (*own, *row)]
