@@ -211,7 +211,7 @@ def test_long_cells_and_empty_ones(tmp_path):
         ("t.xlsx", b"PK", "cannot read .xlsx. Choose one of .csv, .tsv"),
         ("table", b"a", "cannot read a file without an ending"),
         ("t.csv.gz", b"not gzip", "t.csv.gz cannot be read"),
-        ("t.csv.gz", gzip.compress(b"a\n" + b"line\n" * 10_000)[:40], "t.csv.gz cannot be read"),
+        ("t.csv.gz", gzip.compress(b"a\n" + b"line\n" * 10_000, mtime=0)[:40], "t.csv.gz cannot be read"),
         ("t.csv.xz", b"not xz", "t.csv.xz cannot be read"),
         ("t.csv.bz2", b"not bz2", "t.csv.bz2 cannot be read"),
         ("t.csv.zst", b"not zst", "t.csv.zst cannot be read"),
