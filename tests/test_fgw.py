@@ -217,7 +217,7 @@ def test_learnt_template_is_nearer_than_a_drawn_one():
 
 def test_says_what_brings_pot(monkeypatch):
     monkeypatch.setitem(sys.modules, "ot", None)
-    with pytest.raises(MissingExtraError, match=r"dsokr\[ot\]"):
+    with pytest.raises(MissingExtraError, match=r"dsokr\[studies\]"):
         plan(*SOFT[:2])
 
 

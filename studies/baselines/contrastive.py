@@ -62,7 +62,7 @@ class _GraphTower(nn.Module):
 
     def __init__(self, shape: MoleculeGCN, molecules: Any, dim: int):
         super().__init__()
-        geometric = import_extra("torch_geometric.nn", "gnn")
+        geometric = import_extra("torch_geometric.nn", "studies")
         self.pool = geometric.global_mean_pool
         arrays = {name: getattr(molecules, name) for name in ("atoms", "bond_starts", "bonds")}
         for name, array in (arrays | {"vectors": molecules.atom_vectors.astype(np.float32)}).items():
@@ -157,14 +157,12 @@ class CMAM:
             towers = _Towers(texts, self.tower(molecules, self.dim), len(molecules), self.dim)
         truth = torch.as_tensor(np.asarray(validation[1]))
         regressor = Neural(lambda dim: towers, Contrast(towers), replace(self.training, standardize=False))
-        self.fitted = regressor.fit(
-            X,
-            self._as_row_targets(rows),
-            (validation[0], self._as_row_targets(validation[1])),
-            seed=self.seed,
-            device=self.device,
-            score=lambda z: _reciprocal_rank(z, towers.embed_all_molecules(), truth),
-        )
+        pairs, held_out = ((texts, self._as_row_targets(rows)) for texts, rows in ((X, rows), validation))
+
+        def score(z: Tensor) -> float:
+            return _reciprocal_rank(z, towers.embed_all_molecules(), truth)
+
+        self.fitted = regressor.fit(*pairs, held_out, seed=self.seed, device=self.device, score=score)
         self.towers = towers
         return self
 

@@ -61,7 +61,7 @@ def compute_plan(a: MatrixGraph, b: MatrixGraph, trade_off: float, start: np.nda
     """A plan T for FGW²(a, b): the local minimum to which POT's conditional gradient descends from ``start``."""
     cost = _squared_distances(a.features, b.features)
     options = {"loss_fun": "square_loss", "symmetric": True, "alpha": trade_off, "tol_rel": 1e-5}
-    solve = import_extra("ot", "ot").gromov.fused_gromov_wasserstein
+    solve = import_extra("ot", "studies").gromov.fused_gromov_wasserstein
     return np.asarray(solve(cost, a.structure, b.structure, start.sum(1), start.sum(0), G0=start, **options))
 
 
@@ -72,7 +72,7 @@ def initial_plan(a: MatrixGraph, b: MatrixGraph) -> np.ndarray:  # (n, m)
     renumbered copies of a molecule.
     """
     p, q = (np.full(len(graph.features), 1 / len(graph.features)) for graph in (a, b))
-    return np.asarray(import_extra("ot", "ot").emd(p, q, _squared_distances(_surroundings(a), _surroundings(b))))
+    return np.asarray(import_extra("ot", "studies").emd(p, q, _squared_distances(_surroundings(a), _surroundings(b))))
 
 
 def _surroundings(graph: MatrixGraph) -> np.ndarray:  # (n, (HOPS + 1) · d)
