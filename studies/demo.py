@@ -109,15 +109,9 @@ def generate_split(config: DemoConfig, seed: int) -> SMI2Mol:
 
 def choose_sketch_size(config: DemoConfig, split: SMI2Mol, seed: int) -> selection.SizeCurve:
     """Perfect h at every size: how near is the best training molecule, given the true coordinates?"""
-    return selection.perfect_h(
-        KERNEL,
-        split.train.graphs,
-        split.val.graphs,
-        sketches.SubSample(1),
-        config.sizes,
-        metric=negative_edit_distance,
-        generator=Generator().manual_seed(seed),
-    )
+    train, val, sketch = split.train.graphs, split.val.graphs, sketches.SubSample(1)
+    options: Row = {"metric": negative_edit_distance, "generator": Generator().manual_seed(seed)}
+    return selection.perfect_h(KERNEL, train, val, sketch, config.sizes, **options)
 
 
 def fit_dsokr(config: DemoConfig, size: int, split: SMI2Mol, seed: int) -> DSOKR:

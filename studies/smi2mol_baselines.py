@@ -117,16 +117,10 @@ class SketchedRidgeBaseline(Baseline):
         return {"method": "sisokr", "sketch": "SubSample", "m": self.size, "input_m": self.input_size} | kernels
 
     def fit(self, train: MoleculePairs, val: MoleculePairs, seed: int) -> DSOKR:
-        ridge = KernelRidge(
-            THREE_GRAMS,
-            SubSample(self.input_size),
-            self.regularizations,
-            monitor=lambda predicted, true: -mean_ged(predicted, true),
-        )
-        model, held_out = (
-            DSOKR(SUBTREES, SubSample(self.size), ridge, random_state=seed),
-            (mark_ends(val.smiles), val.graphs),
-        )
+        inputs, monitor = SubSample(self.input_size), lambda predicted, true: -mean_ged(predicted, true)
+        ridge = KernelRidge(THREE_GRAMS, inputs, self.regularizations, monitor=monitor)
+        model = DSOKR(SUBTREES, SubSample(self.size), ridge, random_state=seed)
+        held_out = mark_ends(val.smiles), val.graphs
         return model.fit(mark_ends(train.smiles), train.graphs, validation=held_out)
 
     def choose(self, fitted: DSOKR, val: MoleculePairs) -> Chosen:

@@ -105,16 +105,11 @@ def shrink(model: MoleculeModel, sketch: int, dim: int, network: CharTransformer
 def fit_model(model: MoleculeModel, split: SMI2Mol, seed: int, device: torch.device) -> tuple[DSOKR, dict[str, float]]:
     """Fit a model, and return it with the seconds of its parts."""
     timer, start = Timer(), time.perf_counter()
-    training = replace(model.training, trainer={"callbacks": [timer]})
-    estimator = DSOKR(
-        KERNELS[model.kernel],
-        model.sketch,
-        Neural(model.network, training=training),
-        dim=model.dim,
-        decoder=Candidates("kernel"),  # for early stopping; the others are tried on the trained model
-        random_state=seed,
-        device=str(device),
-    ).fit(*split.train, validation=split.val)
+    regressor = Neural(model.network, training=replace(model.training, trainer={"callbacks": [timer]}))
+    options: Row = {"dim": model.dim, "random_state": seed, "device": str(device)}
+    decoder = Candidates("kernel")  # for early stopping; the others are tried on the trained model
+    estimator = DSOKR(KERNELS[model.kernel], model.sketch, regressor, decoder=decoder, **options)
+    estimator.fit(*split.train, validation=split.val)
     trained = timer.time_elapsed("train")
     return estimator, {"basis": time.perf_counter() - start - trained, "training": trained}
 

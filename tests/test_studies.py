@@ -79,6 +79,8 @@ TINY: dict[str, Any] = {
         methods=tuple(chebi20.QUICK.methods[i] for i in (0, 3, 4)),
         ensembles=chebi20_models.select_ensembles(chebi20_models.WORDS, "ours, ensemble, cosine + tanimoto"),
         training=replace(chebi20.QUICK.training, progress=False),
+        sizes=(5,),
+        rich_sizes=(10,),
         n_train=100,
     ),
     "multilabel": replace(

@@ -117,14 +117,10 @@ def load_chebi20(folder: str | Path | None = None) -> ChEBI20:
     molecules = cache_result(prepare_candidates)(SOURCES["candidates"].find(folder), SOURCES["mol2vec"].find(folder))
     position = {int(number): row for row, number in enumerate(molecules.ids)}
     original = next((p for name in ORIGINALS if (p := data_folder(folder) / "chebi20" / name).is_file()), None)
-    train = SOURCES["train"].find(folder) if original is None else original
-    return ChEBI20(
-        read_descriptions(train, position),
-        read_descriptions(SOURCES["val"].find(folder), position),
-        read_descriptions(SOURCES["test"].find(folder), position),
-        molecules,
-        "rebuilt from ChEBI" if original is None else "original",
-    )
+    texts = SOURCES["train"].find(folder) if original is None else original
+    files = (texts, SOURCES["val"].find(folder), SOURCES["test"].find(folder))
+    train, val, test = (read_descriptions(file, position) for file in files)
+    return ChEBI20(train, val, test, molecules, "rebuilt from ChEBI" if original is None else "original")
 
 
 def read_descriptions(path: Path, position: dict[int, int]) -> Descriptions:
