@@ -144,11 +144,11 @@ def test_the_answer_is_that_of_the_predictor(searches):
     model = DSOKR(kernels.Tanimoto(), sketches.SubSample(9), regressor, decoder=decoder, random_state=0)
     predictor = Predictor.fit(model, Vector(("a", "b")), Labels(), numbers, labels)
     client, asked = Client(predictor, index=open_index(predictor, None)), [[-2, 3], [1, -1]]
+    expected = predictor.predict([" ".join(map(str, row)) for row in asked])  # compiles the search as well
     found = client.predict({"inputs": asked, "predict": True}).json()["results"]
     assert [result["hits"][0]["output"] for result in found] == ["up", "left;down"]
     assert client.get("/health").json()["columns"] == ["a", "b"]
     if searches:
-        expected = predictor.predict([" ".join(map(str, row)) for row in asked])
         assert [result["prediction"]["output"] for result in found] == expected == ["up", "down;left"]
         assert [result["prediction"]["rank"] for result in found] == [1, 1]
     else:

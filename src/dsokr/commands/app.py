@@ -121,6 +121,7 @@ def serve(
     limits = Limits(seconds=timeout, k=most)
     with _notes(), _progress(False) as say:
         predictor = Predictor.load(model, device)
+        predictor.decode(predictor.among(None).coordinates()[0][:1])  # compiles the search before the first request
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
         hosts = [host, *(allowed or [])]
         page = create_app(predictor, open_index(predictor, index), limits, examples, hosts)
