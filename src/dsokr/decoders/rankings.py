@@ -64,10 +64,13 @@ class RankingDecoder(Decoder):
 
         The score of a full ranking is then t² (2⟨w, e(σ)⟩ − ‖e(σ)‖²).
         """
-        scales = self._scales(basis, basis.anchors) / self._scales(basis, _any_ranking(basis))
-        return (combine_anchors(basis, z) * scales) @ self.kernel().embedding(basis.anchors).to(z)
+        embedding = self.kernel().embedding(basis.anchors)
+        if isinstance(basis.kernel, self.kernel):
+            return combine_anchors(basis, z) @ embedding
+        scales = self._scale(basis, basis.anchors) / self._scale(basis, _any_ranking(basis))
+        return (combine_anchors(basis, z) * scales) @ embedding
 
-    def _scales(self, basis: SketchedBasis, rankings: Tensor) -> Tensor:  # (n,)
+    def _scale(self, basis: SketchedBasis, rankings: Tensor) -> Tensor:  # (n,)
         """t(σ) = √k(σ, σ) / ‖e(σ)‖: constant if the kernel is scaled, ‖e(σ)‖⁻¹ if it is normalised."""
         squared = self.kernel().diag(rankings)
         return torch.where(squared > 0, basis.kernel.diag(rankings) / squared, 1.0).sqrt()
@@ -173,7 +176,7 @@ class Kemeny(RankingDecoder):
         self.check(basis.kernel)
         largest = self.functional(basis, basis.check_coordinates(z)).abs().sum(dim=1)
         full = _any_ranking(basis)
-        return self._scales(basis, full).square() * (2 * largest - self.kernel().diag(full))
+        return self._scale(basis, full).square() * (2 * largest - self.kernel().diag(full))
 
     def maximize(self, w: Floats, start: Floats) -> Integers:
         d = start.shape[1]
