@@ -2,10 +2,10 @@
 
     python bench/decoders.py            # or: python bench/decoders.py --only kemeny
 
-Every step doubles the number d of labels, items, letters or coordinates; for exact Kemeny aggregation it adds one item,
-which doubles the number of subsets. Beside the ratio of the times stands that of the cost documented in
-docs/decoders.md; what grows slower than that is still dominated by its constant parts. Coefficients are noise, the
-hardest case: rankings have long cycles. Compilation is not counted.
+Every step doubles the number d of labels, items, letters or coordinates; exact Kemeny aggregation adds one item, which
+doubles the number of subsets. The ratio of times is printed beside the ratio of the costs documented in
+docs/decoders.md; times that grow more slowly are still dominated by constant parts. Coordinates are noise, the hardest
+case: rankings have long cycles. Compilation is not counted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ROWS = 200
 
 
 class Case(NamedTuple):
-    """A decoder, the kernel of its basis, what it decodes, and in which sizes."""
+    """A decoder, the kernel of its basis, and outputs of several sizes."""
 
     name: str
     decoder: Decoder
