@@ -127,7 +127,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="only the cases with this in their name")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    print(f"{ANCHORS} anchors, {SEEN} candidates, {torch.get_num_threads()} threads, best of {options.runs} runs")
+    print(f"anchors: {ANCHORS}, candidates: {SEEN}, threads: {torch.get_num_threads()}, runs: {options.runs}")
     for case in CASES:
         if options.only.lower() in case.name.lower():
             report(case, options.runs)
