@@ -22,7 +22,7 @@ from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.decoders import Decoder, EmbeddedOutputs
 from dsokr.kernels import Gaussian, Kernel, Polynomial
 from dsokr.metrics import kendall_tau
-from dsokr.outputs import as_outputs
+from dsokr.outputs import as_outputs, canonical
 from dsokr.regressors import Neural, Training
 from dsokr.regressors.networks import MLP
 from dsokr.regressors.networks.base import build_network
@@ -99,7 +99,8 @@ class FoldPrediction:
 
     def measure(self, decoder: Decoder) -> float:
         """The mean of Kendall's τ over the test pairs."""
-        known = EmbeddedOutputs(self.basis, decoder.candidates(as_outputs(self.fold.train.Y)))
+        outputs, form = decoder.candidates(*canonical(self.fold.train.Y))
+        known = EmbeddedOutputs(self.basis, outputs, form=form)
         predicted = decoder.decode(self.basis, self.z, known).outputs
         return kendall_tau(predicted, self.fold.test.Y).mean().item()
 

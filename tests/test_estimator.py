@@ -169,6 +169,19 @@ def test_candidates_of_ones_own():
     assert {tuple(row) for row in fitted.predict(X)} == {(1, 0, 0), (0, 1, 1)}
 
 
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+def test_candidates_come_back_as_they_were_given(form):
+    """Also where their numbers are of another type than the training outputs."""
+    X, Y = label_sets(60)
+    own = np.array([[0.5, 0.5, 0.5], [0.9, 0.1, 0.2]])
+    fitted = model(kernel=kernels.Linear(), decoder=Candidates("kernel", outputs=form(own))).fit(X, Y)
+    found = fitted.predict(X)
+    dense = found.toarray() if sp.issparse(found) else found
+    assert {tuple(row) for row in dense.tolist()} <= {tuple(row) for row in own.tolist()}
+    own[:] = 7
+    assert 7 not in (fitted.predict(X).toarray() if form is sp.csr_array else fitted.predict(X))
+
+
 def test_rotated_to_few_dimensions():
     X, Y = label_sets()
     fitted = model(dim=6).fit(X, Y)

@@ -101,6 +101,8 @@ def test_batches_stay_batches():
         ([[1.0, 2.0], [None, 1.0]], "None in row 1"),
         (torch.tensor([[0.0], [torch.inf]]), "NaN or inf in row 1"),
         (sp.csr_array(np.array([[0.0], [0.0], [np.nan]])), "NaN or inf in row 2"),
+        ("CCO", "must be a collection of outputs. Got 'CCO'"),
+        ([2**53 + 1, 2**53], "exact in double precision"),
         (np.array([1j]), "Complex data not supported"),
     ],
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.errors import InputError, check_k
 from dsokr.estimator import DSOKR
-from dsokr.outputs import keys, take
+from dsokr.outputs import canonical, keys, take
 from dsokr.rules import compare, largest, score
 
 Combine = Literal["mean rank", "mean score", "max score"]
@@ -119,7 +119,8 @@ class Ensemble:
         return self._embed(self.members[0].known_.form.restore(self.members[0].known_.outputs))
 
     def _embed(self, candidates: Any) -> list[EmbeddedOutputs]:
-        return [EmbeddedOutputs(member.basis_, candidates) for member in self.members]
+        outputs, form = canonical(candidates, "candidates")
+        return [EmbeddedOutputs(member.basis_, outputs, form=form) for member in self.members]
 
 
 def check_combination(combine: str) -> None:

@@ -106,13 +106,15 @@ class DSOKR(BaseEstimator):
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
         basis = sketch_basis(self.kernel, Y, self.sketch, generator=generator, device=device)
         basis = basis if self.dim is None else basis.rotated(Y, self.dim)
-        known = EmbeddedOutputs(basis, self.decoder.candidates(Y), form=form)
+        candidates, candidates_form = self.decoder.candidates(Y, form)
+        known = EmbeddedOutputs(basis, candidates, form=candidates_form)
 
         # 1.b Regression of the coordinates.
         train, held_out = self._split(X, Y, validation, regressor.validation_fraction, generator)
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
-        evaluate = self._evaluation(basis, known, held_out, regressor)
+        valid_form = form if validation is None else canonical(validation[1])[1]
+        evaluate = self._evaluation(basis, known, held_out, valid_form, regressor)
         fitted = regressor.fit(
             train[0],
             Targets(*basis.embed_with_residual(train[1])),
@@ -156,8 +158,8 @@ class DSOKR(BaseEstimator):
 
         With the linear kernel it is scikit-learn's ``r2_score`` with ``multioutput="variance_weighted"``.
         """
-        Y, kernel = as_outputs(Y), self.basis_.kernel
-        unexplained = _squared_distances(kernel, as_outputs(self.predict(X)), Y).sum().item()
+        predicted, Y, kernel = as_outputs(self.predict(X)), as_outputs(Y), self.basis_.kernel
+        unexplained = _squared_distances(kernel, predicted, Y).sum().item()
         total = _total_variance(kernel, Y)
         return 1 - unexplained / total if total > 0 else float(unexplained <= 0)
 
@@ -330,7 +332,7 @@ class DSOKR(BaseEstimator):
         return self.decoder.alternatives()
 
     def _evaluation(
-        self, basis: SketchedBasis, known: EmbeddedOutputs, held_out: Any, regressor: Regressor
+        self, basis: SketchedBasis, known: EmbeddedOutputs, held_out: Any, form: Form, regressor: Regressor
     ) -> Callable[[Tensor, Decoder], float]:
         """How good coordinates of the validation inputs are with a decoder, by the regressor's monitor."""
         Y = None if held_out is None else held_out[1]
@@ -341,7 +343,7 @@ class DSOKR(BaseEstimator):
         def evaluate(z: Tensor, decoder: Decoder) -> float:
             predicted = decoder.decode(basis, z, known).outputs
             if callable(regressor.monitor):
-                return float(regressor.monitor(predicted, known.form.restore(Y)))
+                return float(regressor.monitor(predicted, form.restore(Y)))
             return -_squared_distances(self.kernel, as_outputs(predicted), Y).mean().item()
 
         return evaluate
@@ -368,7 +370,7 @@ def _is_raw(X: Any) -> bool:
     if hasattr(X, "dtype") and getattr(X, "ndim", None) == 1:  # an array, or a column of a table
         return getattr(X.dtype, "kind", "O") in "OUST"  # objects, and texts in three forms
     if not isinstance(X, list | tuple):
-        return not hasattr(X, "__array__")
+        return not hasattr(X, "__array__") and hasattr(X, "__len__") and not isinstance(X, str | bytes | dict)
     if not len(X) or not isinstance(X[0], int | float | np.ndarray | list | tuple):
         return True
     return len({len(x) for x in X if isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.ndim)}) > 1

@@ -8,7 +8,7 @@ or a list of objects (graphs, strings, tuples of views). Everything behind :func
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -137,8 +137,8 @@ def as_outputs(ys: Any, name: str = "Y") -> Outputs:
 
 def _from_sequence(ys: Any, name: str) -> tuple[Outputs, Form]:
     is_array = hasattr(ys, "__array__")
-    if not is_array and not isinstance(ys, Iterable):
-        raise InputError(f"{name} must be a collection of outputs. Got {ys!r}.")
+    if isinstance(ys, str | bytes | Mapping) or (not is_array and not isinstance(ys, Iterable)):
+        raise InputError(f"{name} must be a collection of outputs. Got {ys!r:.60}.")
     if is_array:
         ys = np.asarray(ys)
     items = ys if is_array else list(ys)
@@ -171,6 +171,8 @@ def _as_numbers(items: Any, name: str) -> np.ndarray | None:
             )
         except (ValueError, TypeError):
             return None
+    if array.dtype.kind in "iu" and array.size and max(-int(array.min()), int(array.max())) > 2**53:
+        raise InputError(f"{name} must be exact in double precision. Got an integer above 2⁵³.")
     if array.dtype.kind == "c":
         raise InputError(f"Complex data not supported: {name} must be real.")
     return array if array.dtype.kind in "fiub" else None

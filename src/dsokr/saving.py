@@ -32,7 +32,8 @@ FILES = {
     *("config.json", "model.safetensors", "README.md", "network"),
     *("task.json", "candidates.csv", "report.html", "skipped.csv"),  # beside a model made by `dsokr fit`
 }
-LONGEST = 100_000  # characters of an expression
+LONGEST = 4_000_000  # characters of an expression
+FORGOTTEN = ("loss", "monitor", "logger", "trainer", "training")  # fields that predictions do not need
 
 Tensors = dict[str, Tensor]
 
@@ -66,7 +67,12 @@ def write_expression(part: Any, *modules: ModuleType) -> str:
     required = [field for field in fields if _default(field) is dataclasses.MISSING]
     optional = [field for field in fields if field not in required and not _has_default(part, field)]
     texts = [(field.name, write_expression(getattr(part, field.name), *modules)) for field in required]
-    texts += _written_items(((field.name, getattr(part, field.name)) for field in optional), modules)
+    for field in optional:
+        try:
+            texts.append((field.name, write_expression(getattr(part, field.name), *modules)))
+        except Unwritten:
+            if field.name not in FORGOTTEN:
+                raise
     arguments = ", ".join(f"{key}={text}" for key, text in texts)
     return f"{name if _find(name, modules) is type(part) else qualified}({arguments})"
 
@@ -102,7 +108,7 @@ def parse_expression(text: str, *modules: ModuleType) -> Any:
         if len(text) > LONGEST:
             raise InputError("It is too long.")
         return _evaluate(ast.parse(text.strip(), mode="eval").body, modules)
-    except (SyntaxError, TypeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+    except (SyntaxError, TypeError, ValueError, OverflowError, RecursionError, MemoryError, AttributeError) as error:
         shown = text if len(text) <= 200 else f"{text[:197]}..."
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise InputError(f"{shown!r} cannot be read: {why}") from error

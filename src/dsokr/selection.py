@@ -85,41 +85,40 @@ def perfect_h(
     rows, so that all kernel values are computed once. ``sketch.size`` is ignored.
     """
     sizes = tuple(sorted(set(sizes)))
-    ys, (validation, form) = canonical(ys)[0], canonical(validation, "validation")
+    (ys, ys_form), valid = canonical(ys), canonical(validation, "validation")
     generator = check_generator(generator)
     if not sizes or replicates < 1:
         raise InputError("perfect_h needs at least one sketch size and one replicate.")
     if isinstance(sketch, Full):
         raise InputError("Full has no size to choose. Use SubSample, Gaussian, Sparsified, Hadamard or LeverageSample.")
     largest = replace(sketch, size=sizes[-1])  # type: ignore[type-var] # every specification but Full is a dataclass with a size
-    pool = take(ys, distinct(ys)) if candidates is None else canonical(candidates, "candidates")[0]
+    pool = (take(ys, distinct(ys)), ys_form) if candidates is None else canonical(candidates, "candidates")
     values = []
     for _ in range(replicates):
         span = sketch_span(kernel, ys, largest, generator=generator, device=device)
-        values.append(_compute_curve(span, validation, form, sizes, metric, pool, rule))
+        values.append(_compute_curve(span, valid, sizes, metric, pool, rule))
     return SizeCurve(sizes, torch.tensor(values, dtype=torch.float64), larger_is_better=metric is not None)
 
 
 def _compute_curve(
     span: SketchedSpan,
-    validation: Outputs,
-    form: Form,
+    valid: tuple[Outputs, Form],
     sizes: tuple[int, ...],
     metric: Metric | None,
-    pool: Outputs,
+    pool: tuple[Outputs, Form],
     rule: Rule,
 ) -> list[float]:
-    bases = [span.basis(m) for m in sizes]
+    bases, (validation, form), (candidates, candidates_form) = [span.basis(m) for m in sizes], valid, pool
     functions = span.evaluate(validation)
     coordinates = [functions[:, : basis.size] @ basis.projection.T for basis in bases]
     if metric is None:
         diag = bases[0].diag(validation)
         return [(diag - torch.linalg.vecdot(z, z)).clamp(min=0).mean().item() for z in coordinates]
-    pool_functions, pool_diag = span.evaluate(pool), bases[0].diag(pool)
+    pool_functions, pool_diag = span.evaluate(candidates), bases[0].diag(candidates)
     values = []
     for basis, z in zip(bases, coordinates, strict=True):
         embedding = pool_functions[:, : basis.size] @ basis.projection.T
-        known = EmbeddedOutputs(basis, pool, coordinates=(embedding, pool_diag), form=form)
+        known = EmbeddedOutputs(basis, candidates, coordinates=(embedding, pool_diag), form=candidates_form)
         predicted = Candidates(rule=rule).decode(basis, z, known).outputs
         values.append(float(metric(predicted, form.restore(validation))))
     return values

@@ -47,9 +47,9 @@ class Decoder(ABC):
         """The decoders between which validation decides, if this one leaves something open."""
         return (self,)
 
-    def candidates(self, training_outputs: Outputs) -> Outputs:
+    def candidates(self, outputs: Outputs, form: Form) -> tuple[Outputs, Form]:
         """The outputs to embed and keep: the distinct training outputs, unless the decoder brings its own."""
-        return take(training_outputs, distinct(training_outputs))
+        return take(outputs, distinct(outputs)), form
 
     def decode(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs) -> Decoded:
         """Outputs for the coordinates z (n, p). ``known`` holds the candidates, or where a search starts."""

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from dsokr.basis import SketchedBasis
 from dsokr.decoders.base import Decoder
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, check_choice
-from dsokr.outputs import Outputs, as_outputs, take
+from dsokr.outputs import Form, Outputs, canonical, count, take
 from dsokr.rules import RULES, Rule
 
 
@@ -34,8 +35,11 @@ class Candidates(Decoder):
     def alternatives(self) -> tuple[Decoder, ...]:
         return tuple(replace(self, rule=rule) for rule in RULES) if self.rule == "auto" else (self,)
 
-    def candidates(self, training_outputs: Outputs) -> Outputs:
-        return super().candidates(training_outputs) if self.outputs is None else as_outputs(self.outputs, "candidates")
+    def candidates(self, outputs: Outputs, form: Form) -> tuple[Outputs, Form]:
+        if self.outputs is None:
+            return super().candidates(outputs, form)
+        own, form = canonical(self.outputs, "candidates")
+        return take(own, torch.arange(count(own))), form  # a copy, which its owner cannot change
 
     def scoring_rule(self) -> Rule:
         if self.rule == "auto":

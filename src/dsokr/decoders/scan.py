@@ -225,24 +225,25 @@ class EmbeddedOutputs:
             got = f"Got {int(truth[wrong[0]])} in row {int(wrong[0])}."
             raise InputError(f"The true candidate must be one of the {len(self)}, counted from 0. {got}")
         parts = [slice(start, start + QUERIES) for start in range(0, len(z), QUERIES)]
-        found = [self._rank(z[at], truth[at], rule) for at in parts]
+        if not self.keep:
+            return self._stream_ranks(z, truth, parts, rule)
+        found = [ranks(score(z[at], *self.coordinates(), rule), truth[at]) for at in parts]
         return torch.cat(found) if found else z.new_empty(0)
 
-    def _rank(self, z: Tensor, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
-        if self.keep:
-            return ranks(score(z, *self.coordinates(), rule), truth)
-        return self._count_better(z, truth, rule)
-
-    def _count_better(self, z: Tensor, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
-        """Ranks of the true outputs, block by block."""
-        right = take(self.outputs, truth)
-        own = score_pairs(z, self.basis.embed(right), self.basis.diag(right), rule)[:, None]
-        found, ties = z.new_ones(len(z)), None
+    def _stream_ranks(self, z: Tensor, truth: Tensor, parts: list[slice], rule: Rule) -> Tensor:  # (n,)
+        """Ranks of the true outputs; all outputs are embedded once, block by block."""
+        own, found = z.new_empty(len(z), 1), z.new_ones(len(z))
+        ties: dict[int, Ties] = {}
+        for at in parts:
+            right = take(self.outputs, truth[at])
+            own[at] = score_pairs(z[at], self.basis.embed(right), self.basis.diag(right), rule)[:, None]
         for where, psi, diag in self.blocks():
-            scores = score(z, psi, diag, rule)
-            ties = Ties.of(scores) if ties is None else ties
-            mine, others = ties.compare(own), ties.compare(scores)
-            rows = ((truth >= where.start) & (truth < where.stop)).nonzero()[:, 0]
-            others[rows, truth[rows] - where.start] = torch.nan  # neither better than itself nor equal
-            found += (others > mine).sum(dim=1) + (others == mine).sum(dim=1) / 2
+            for at in parts:
+                scores = score(z[at], psi, diag, rule)
+                if where.start == 0:
+                    ties[at.start] = Ties.of(scores)
+                mine, others = ties[at.start].compare(own[at]), ties[at.start].compare(scores)
+                rows = ((truth[at] >= where.start) & (truth[at] < where.stop)).nonzero()[:, 0]
+                others[rows, truth[at][rows] - where.start] = torch.nan  # neither better than itself nor equal
+                found[at] += (others > mine).sum(dim=1) + (others == mine).sum(dim=1) / 2
         return found
