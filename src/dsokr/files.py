@@ -36,7 +36,7 @@ def check_place(path: Path) -> None:
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
     """Yield a draft beside ``path`` that takes its place at the end of the block; on an error the old file stays."""
-    draft = path.with_name(f".part-{os.getpid()}-{path.name}")
+    draft = path.with_name(f".part-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
