@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch import device as Device
+
+from dsokr.outputs import take
 
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, larger is better
 Score = Callable[[Tensor], float] | None  # coordinates of the validation inputs (n, p) -> a number, larger is better
 Monitor = Literal["loss", "mrr"] | Metric
+State = dict[str, Any]  # tensors, values that JSON can hold, and dictionaries of them
 
 
 class Targets(NamedTuple):
-    """What is regressed: coordinates ψ̃(y) of the outputs, and what the basis misses of them."""
+    """What is regressed: coordinates ψ̃(y) of the outputs, what the basis misses of them, and how much each counts."""
 
     coordinates: Tensor  # (n, p)
     residuals: Tensor  # (n,)
+    weights: Tensor | None = None  # (n,), None: all count the same
+
+    def take(self, index: Any) -> Targets:
+        return Targets(*(None if part is None else take(part, index) for part in self))  # type: ignore[arg-type] # in order
+
+    def weighted(self) -> Tensor:  # (n,)
+        """The weights, ones if none were given."""
+        return torch.ones_like(self.residuals) if self.weights is None else self.weights.to(self.residuals)
 
 
 Validation = tuple[Any, Targets] | None  # inputs and their targets
@@ -41,9 +53,13 @@ class History:
 class Regressor(ABC):
     """Specifies how to learn x -> coordinates. Frozen; :meth:`fit` returns the learned function.
 
-    ``validation_fraction`` is the share of the pairs to hold out when there are no validation pairs. ``monitor`` says
-    what is best on them: the loss, the mean reciprocal rank of the truth ("mrr"), or a metric of decoded outputs.
+    ``reads`` says what it is given: inputs as the user gave them ("raw"), or a table of numbers made of them
+    ("numbers"), dense with NaN where a value is missing, or sparse. ``validation_fraction`` is the share of the pairs
+    to hold out when there are no validation pairs. ``monitor`` says what is best on them: the loss, the mean reciprocal
+    rank of the truth ("mrr"), or a metric of decoded outputs.
     """
+
+    reads: Literal["raw", "numbers"] = "raw"
 
     @property
     def validation_fraction(self) -> float:
@@ -60,8 +76,24 @@ class Regressor(ABC):
         """Learn from n inputs and their targets. ``score`` computes the monitor, unless that is the loss."""
 
     @abstractmethod
-    def restore(self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: Device) -> Fitted:
-        """Return what ``Fitted.state``, ``facts`` and ``write_files`` saved; the folder may not exist."""
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> Fitted:
+        """Return what ``Fitted.state`` and ``write_files`` saved; the folder may not exist."""
+
+    def fit_out_of_fold(
+        self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
+    ) -> tuple[Fitted, Tensor]:  # (n, p)
+        """Learn from all n inputs; also predict every input by a function that was learned without it.
+
+        Here the inputs of each fold are predicted by a function learned from the others. Regressors that have such
+        predictions for less (out of bag, leave one out) override this.
+        """
+        z = torch.zeros_like(targets.coordinates)
+        for fold in folds:
+            rest = complement(fold, len(z))
+            held_out = take(X, fold), targets.take(fold)
+            fitted = self.fit(take(X, rest), targets.take(rest), held_out, seed=seed, device=device)
+            z[fold] = fitted.predict(held_out[0]).to(z)
+        return self.fit(X, targets, seed=seed, device=device), z
 
 
 class Fitted(ABC):
@@ -74,12 +106,29 @@ class Fitted(ABC):
         """g(x) for every input."""
 
     @abstractmethod
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         """Everything that was learned."""
-
-    def facts(self) -> dict[str, Any]:
-        """What else is needed to restore it, as JSON."""
-        return {}
 
     def write_files(self, folder: Path) -> None:  # noqa: B027 # most need no files
         """Write what is not a tensor to an empty folder."""
+
+    def report(self) -> list[dict[str, Any]]:
+        """What was tried, a row each, for :meth:`dsokr.DSOKR.report`."""
+        return []
+
+
+def complement(fold: Tensor, n: int) -> Tensor:
+    """The positions among n that are not in a fold, in order."""
+    rest = torch.ones(n, dtype=torch.bool)
+    rest[fold] = False
+    return rest.nonzero()[:, 0]
+
+
+def leading_directions(targets: Targets, q: int) -> Tensor:  # (n, min(q, p))
+    """Centred coordinates in the q directions in which they vary most: where p is large, these stand for all."""
+    weights = targets.weighted()
+    centred = targets.coordinates - weights @ targets.coordinates / weights.sum()
+    if centred.shape[1] <= q:
+        return centred
+    covariance = centred.T @ (weights[:, None] * centred)
+    return centred @ torch.linalg.eigh(covariance).eigenvectors[:, -q:].flip(1)

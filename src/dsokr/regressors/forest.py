@@ -1,0 +1,225 @@
+"""Forests on the features of the outputs: output-kernel trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.ensemble import ExtraTreesRegressor
+from torch import Tensor
+
+from dsokr.errors import InputError, check_integers
+from dsokr.outputs import blocks
+from dsokr.regressors.base import Device, Fitted, Regressor, Score, State, Targets, Validation, leading_directions
+
+ROWS = 1024  # inputs that go down the trees at once
+SIZES = (2, 4, 8, 16, 32, 64)  # choices of min_split
+LARGE = 16  # from here on, bootstrapped trees are the better ones
+DENSE = 4e8  # numbers in a sparse table up to which trees grow on a dense copy, which is faster
+
+
+@dataclass(frozen=True)
+class Forest(Regressor):
+    """Extremely randomised trees whose leaves are means in the feature space of the outputs (Geurts et al., 2006).
+
+    A split is the best of random ones in some of the columns, by the variance of ψ̃(y) on its two sides. Trees grow on
+    the ``directions`` in which ψ̃(y) varies most and answer with *all* of ψ̃(y), so that p costs nothing while they grow:
+    g(x) = Σ_i w_i(x) ψ̃(y_i), where w_i(x) is the mean over the trees of 1 / |leaf of x| if x_i is in that leaf.
+
+    Nodes with fewer than ``min_split`` inputs are leaves. By default the number is chosen out of bag, from bootstrapped
+    trees that are pruned to each choice. If that asks for large leaves, the outputs are noisy, and the bootstrapped
+    trees are kept: they vary less. Otherwise trees are grown anew on all inputs: they are less biased.
+
+    Reads tables of numbers, dense or sparse. Missing values (NaN) go to the side of a split that suits them.
+
+    >>> from dsokr import DSOKR, kernels, sketches
+    >>> X = np.arange(20.0).reshape(-1, 1)
+    >>> model = DSOKR(kernels.NGram(1), sketches.Full(), Forest(10), random_state=0).fit(X, ["low"] * 10 + ["high"] * 10)
+    >>> model.predict([[3.2], [17.9]])
+    ['low', 'high']
+    """
+
+    trees: int = 100
+    directions: int = 30
+    min_split: int | Literal["auto"] = "auto"
+    max_features: float | Literal["sqrt"] = "sqrt"  # columns to try for a split
+
+    reads = "numbers"
+
+    def __post_init__(self) -> None:
+        check_integers(self, trees=1, directions=1, **({} if self.min_split == "auto" else {"min_split": 2}))
+        share = self.max_features
+        if share != "sqrt" and not (isinstance(share, float) and 0 < share <= 1):
+            raise InputError(f"Forest.max_features must be 'sqrt' or a share in (0, 1]. Got {share!r}.")
+
+    def fit(
+        self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
+    ) -> FittedForest:
+        if self.min_split == "auto":
+            return self.fit_out_of_fold(X, targets, (), seed=seed, device=device)[0]
+        return self._fit_all(X, targets, self.min_split, seed, device)
+
+    def fit_out_of_fold(
+        self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
+    ) -> tuple[FittedForest, Tensor]:
+        """Out of bag: every input is predicted by those bootstrapped trees that were grown without it."""
+        goals, weights = self._goals(targets), targets.weighted().cpu().numpy()
+        forest = self._grow(X, goals, targets.weights, seed, bootstrap=True)
+        drawn = np.stack([np.bincount(rows, minlength=len(goals)) for rows in forest.estimators_samples_], axis=1)
+        trees, counts = Trees.of(forest), weights[:, None] * drawn
+
+        def predict(min_split: int, coordinates: np.ndarray) -> tuple[sp.csr_array, np.ndarray]:
+            pruned = trees.pruned(min_split)
+            leaves = pruned.find_leaves(X)
+            answers = pruned.average_leaves(leaves, counts)
+            return answers, _answer(answers, leaves, drawn == 0, coordinates)
+
+        errors = {
+            size: weights @ np.square(predict(size, goals)[1] - goals).sum(axis=1)
+            for size in (SIZES if self.min_split == "auto" else (self.min_split,))
+        }
+        best = min(errors, key=lambda size: errors[size])
+        answers, z = predict(best, targets.coordinates.cpu().numpy())
+        if best >= LARGE and self.min_split == "auto":
+            fitted = FittedForest(trees.pruned(best), answers, targets.coordinates.to(device))
+        else:
+            fitted = self._fit_all(X, targets, best, seed, device)
+        return fitted, torch.from_numpy(z).to(targets.coordinates)
+
+    def _fit_all(self, X: Any, targets: Targets, min_split: int, seed: int, device: Device) -> FittedForest:
+        trees = Trees.of(self._grow(X, self._goals(targets), targets.weights, seed)).pruned(min_split)
+        answers = trees.average_leaves(trees.find_leaves(X), targets.weighted().cpu().numpy()[:, None])
+        return FittedForest(trees, answers, targets.coordinates.to(device))
+
+    def _goals(self, targets: Targets) -> np.ndarray:  # (n, directions)
+        """What trees grow on. Rounded so that sums of them are exact: equal splits are equal in any order of rows."""
+        goals = leading_directions(targets, self.directions).cpu().numpy()
+        unit = 2.0 ** (np.frexp(np.abs(goals).max())[1] - 24)
+        return np.round(goals / unit) * unit
+
+    def _grow(
+        self, X: Any, goals: np.ndarray, weights: Tensor | None, seed: int, bootstrap: bool = False
+    ) -> ExtraTreesRegressor:
+        forest = ExtraTreesRegressor(
+            self.trees, max_features=self.max_features, bootstrap=bootstrap, random_state=seed, n_jobs=-1
+        )
+        if sp.issparse(X):
+            X = X.toarray() if np.prod(X.shape) <= DENSE else X.tocsc()
+        return forest.fit(X, goals, None if weights is None else weights.cpu().numpy())
+
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedForest:
+        trees = Trees(*(state["trees"][name].numpy() for name in Trees._fields))
+        coordinates, parts = state["coordinates"], (state["answers"][name].numpy() for name in ANSWERS)
+        answers = sp.csr_array(tuple(parts), shape=(len(trees.feature), len(coordinates)))
+        return FittedForest(trees, answers, coordinates.to(device))
+
+
+ANSWERS = ("data", "indices", "indptr")
+
+
+class Trees(NamedTuple):
+    """The nodes of all trees, one tree after another. A leaf is its own child."""
+
+    root: np.ndarray  # (trees,)
+    left: np.ndarray  # (nodes,)
+    right: np.ndarray
+    feature: np.ndarray
+    threshold: np.ndarray
+    missing_left: np.ndarray  # where missing values go
+    size: np.ndarray  # the weight of the training inputs in a node
+
+    @staticmethod
+    def of(forest: ExtraTreesRegressor) -> Trees:
+        grown = [tree.tree_ for tree in forest.estimators_]
+        root = np.cumsum([0, *(tree.node_count for tree in grown)])[:-1]
+        left, right = (
+            np.concatenate(
+                [
+                    start + np.where(getattr(tree, side) < 0, np.arange(tree.node_count), getattr(tree, side))
+                    for start, tree in zip(root, grown, strict=True)
+                ]
+            )
+            for side in ("children_left", "children_right")
+        )
+        feature, threshold, missing, size = (
+            np.concatenate([getattr(tree, name) for tree in grown])
+            for name in ("feature", "threshold", "missing_go_to_left", "weighted_n_node_samples")
+        )
+        return Trees(root, left, right, feature.clip(min=0), threshold, missing, size)
+
+    def pruned(self, min_split: int) -> Trees:
+        """The same trees, where nodes of less than this weight are leaves."""
+        node, is_leaf = np.arange(len(self.size)), self.size < min_split
+        return self._replace(left=np.where(is_leaf, node, self.left), right=np.where(is_leaf, node, self.right))
+
+    def find_leaves(self, X: Any) -> np.ndarray:  # (n, trees)
+        """The leaf of every input in every tree. As in scikit-learn, inputs are compared in single precision."""
+        return np.concatenate([self._descend(block) for block in _dense_blocks(X)])
+
+    def _descend(self, X: np.ndarray) -> np.ndarray:
+        rows, node = np.arange(len(X))[:, None], np.tile(self.root, (len(X), 1))
+        while True:
+            value = X[rows, self.feature[node]]
+            goes_left = np.where(np.isnan(value), self.missing_left[node].astype(bool), value <= self.threshold[node])
+            below = np.where(goes_left, self.left[node], self.right[node])
+            if (below == node).all():
+                return node
+            node = below
+
+    def average_leaves(self, leaves: np.ndarray, weights: np.ndarray) -> sp.csr_array:  # (nodes, n)
+        """The weight of every training input in the mean of each leaf, from their own leaves and weights (n, trees)."""
+        rows = np.broadcast_to(np.arange(len(leaves))[:, None], leaves.shape)
+        values = np.broadcast_to(weights, leaves.shape).ravel()
+        total = np.bincount(leaves.ravel(), values, minlength=len(self.feature))
+        values = values / np.where(total > 0, total, 1)[leaves.ravel()]
+        shape = len(self.feature), len(leaves)
+        answers = sp.csr_array((values, (leaves.ravel(), rows.ravel())), shape=shape)
+        answers.eliminate_zeros()
+        return answers
+
+
+@dataclass(frozen=True, eq=False)
+class FittedForest(Fitted):
+    """g(x) = Σ_i w_i(x) ψ̃(y_i)."""
+
+    trees: Trees
+    answers: sp.csr_array  # (nodes, n): the weights of training outputs in a leaf
+    coordinates: Tensor  # (n, p), of the training outputs
+
+    def predict(self, X: Any) -> Tensor:  # (n, p) float64
+        leaves = self.trees.find_leaves(X)
+        every = np.ones(leaves.shape, dtype=bool)
+        z = _answer(self.answers, leaves, every, self.coordinates.cpu().numpy())
+        return torch.from_numpy(z).to(self.coordinates)
+
+    def weights(self, X: Any) -> sp.csr_array:  # (inputs, n)
+        """w_i(x), the weight of every training output for every input: not negative, with sum 1."""
+        leaves = self.trees.find_leaves(X)
+        return _weigh(self.answers, leaves, np.ones(leaves.shape, dtype=bool))
+
+    def state(self) -> State:
+        trees = {name: torch.from_numpy(part) for name, part in zip(Trees._fields, self.trees, strict=True)}
+        answers = {name: torch.from_numpy(getattr(self.answers, name)) for name in ANSWERS}
+        return {"trees": trees, "answers": answers, "coordinates": self.coordinates}
+
+
+def _weigh(answers: sp.csr_array, leaves: np.ndarray, counts: np.ndarray) -> sp.csr_array:
+    """The mean of the answers of those leaves (n, trees) that count."""
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    starts = np.arange(0, leaves.size + 1, leaves.shape[1])
+    return sp.csr_array((share.ravel(), leaves.ravel(), starts), shape=(len(leaves), answers.shape[0])) @ answers
+
+
+def _answer(answers: sp.csr_array, leaves: np.ndarray, counts: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
+    parts = [_weigh(answers, leaves[where], counts[where]) @ coordinates for where, _ in blocks(leaves, ROWS)]
+    return np.concatenate(parts)
+
+
+def _dense_blocks(X: Any) -> Iterator[np.ndarray]:
+    for _, block in blocks(X, ROWS):
+        yield np.asarray(block.toarray() if sp.issparse(block) else block, dtype=np.float32)
