@@ -20,9 +20,9 @@ from dsokr.kernels import (
     VertexHistogram,
     WeisfeilerLehman,
 )
+from dsokr.kernels.features import Postings
 from dsokr.kernels.graphs import refinements
 from dsokr.kernels.hashing import find, mix, pair
-from dsokr.kernels.postings import Postings
 
 
 @dataclass(frozen=True, eq=False)
