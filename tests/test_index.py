@@ -16,7 +16,7 @@ import torch
 
 import implementations
 from dsokr import DSOKR, kernels, sketch_basis, sketches
-from dsokr.commands import library
+from dsokr.commands import predict
 from dsokr.commands.app import app
 from dsokr.commands.columns import String, Vector
 from dsokr.commands.predictor import Predictor
@@ -651,16 +651,16 @@ class TestCommands:
 
     def test_embed_resumes_after_ctrl_c(self, tmp_path, embed, monkeypatch):
         assert embed("whole")[0] == 0
-        monkeypatch.setattr(library, "BLOCK", 7)
-        parse, seen = library.Library._parse, []
+        monkeypatch.setattr(predict, "BLOCK", 7)
+        read, seen = predict.read_outputs, []
 
-        def interrupted(self, cells):
+        def interrupted(kind, kernel, cells):
             seen.append(cells)
             if len(seen) == 4:
                 raise KeyboardInterrupt
-            return parse(self, cells)
+            return read(kind, kernel, cells)
 
-        monkeypatch.setattr(library.Library, "_parse", interrupted)
+        monkeypatch.setattr(predict, "read_outputs", interrupted)
         code, _, error = embed("i")
         assert code == 130 and "Run the same command to resume" in error
         assert Head.read_from(tmp_path / "i").count == 21  # three blocks were kept
@@ -695,10 +695,10 @@ class TestCommands:
     @pytest.mark.parametrize("with_index", [True, False])
     def test_serve(self, model, tmp_path, run, embed, monkeypatch, with_index):
         pytest.importorskip("fastapi", reason="needs the extra serve")
-        from dsokr.serve import server
+        from dsokr import serve
 
         served = []
-        monkeypatch.setattr(server, "run", lambda *given, say: served.append(given))
+        monkeypatch.setattr(serve, "run", lambda *given, say: served.append(given))
         options = ["--port", 0, "--max-k", 7, "--host", "here.org", "--allow-host", "a.org", "--allow-host", "b.org"]
         if with_index:
             embed("i")

@@ -86,8 +86,8 @@ _add_command("fit", "fit.fit", options.FitOptions)
 _add_command("predict", "predict.predict", options.PredictOptions)
 _add_command("rank", "predict.predict", options.RankOptions)
 _add_command("evaluate", "evaluate.evaluate_table", options.EvaluateOptions)
-_add_command("report", "report.report", options.ReportOptions)
-_add_command("embed", "library.embed", options.EmbedOptions)
+_add_command("report", "evaluate.report", options.ReportOptions)
+_add_command("embed", "predict.embed", options.EmbedOptions)
 
 
 def _run(function: str, given: options.Options) -> None:
@@ -114,9 +114,9 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Show the model as a web page: type an input, see the best candidates. It contacts no other host."""
-    from dsokr.commands.library import open_index
+    from dsokr.commands.predict import open_index
     from dsokr.commands.predictor import Predictor
-    from dsokr.serve import Limits, create_app, server
+    from dsokr.serve import Limits, create_app, run
 
     limits = Limits(seconds=timeout, k=most)
     with _notes(), _progress(False) as say:
@@ -125,7 +125,7 @@ def serve(
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
         hosts = [host, *(allowed or [])]
         page = create_app(predictor, open_index(predictor, index), limits, examples, hosts)
-        server.run(page, host, port, say=say)
+        run(page, host, port, say=say)
 
 
 @app.command()

@@ -40,10 +40,12 @@ class Pairs:
         return Pairs(*(take(part, at) for part in (self.rows, self.inputs, self.outputs, self.X, self.Y)))
 
 
-def read_column(rows: Rows, kind: Kind, problems: Problems, names: Sequence[str] = ()) -> tuple[list[str], Read]:
+def read_column(
+    rows: Rows, kind: Kind, problems: Problems, kernel: Kernel | None = None, names: Sequence[str] = ()
+) -> tuple[list[str], Read]:
     """Return the cells of a column, under its own or another name, and their values; bad ones are problems."""
     cells = list(kind.locate(rows.join(names or kind.columns), rows.table.path.parent))
-    read = kind.read(cells)
+    read = kind.read(cells) if kernel is None else read_outputs(kind, kernel, cells)
     for at, reason in read.bad.items():
         problems.add(rows.table, rows.numbers[at], ", ".join(kind.columns), reason)
     return cells, read
@@ -51,19 +53,26 @@ def read_column(rows: Rows, kind: Kind, problems: Problems, names: Sequence[str]
 
 def read_pairs(rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, problems: Problems) -> Pairs:
     """Read the rows with a good input, and a good output that the kernel is defined for; the others are problems."""
-    inputs, read_x = read_column(rows, input, problems)
-    outputs, read_y = read_column(rows, output, problems)
-    for at, reason in find_undefined(kernel, read_y.values).items():
-        problems.add(rows.table, rows.numbers[read_y.good[at]], ", ".join(output.columns), reason)
-    good = [at for at, number in enumerate(rows.numbers) if (str(rows.table.path), number) not in problems.found]
+    inputs, x = read_column(rows, input, problems)
+    outputs, y = read_column(rows, output, problems, kernel)
+    good = sorted({*x.good} & {*y.good})
     if not good:
         raise rows.table.unusable(rows.numbers, problems)
     problems.check()
-    X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (read_x, read_y))
+    X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (x, y))
     return Pairs(take(rows.numbers, good), take(inputs, good), take(outputs, good), X, Y)
 
 
-def find_undefined(kernel: Kernel, ys: Any) -> dict[int, str]:
+def read_outputs(kind: Kind, kernel: Kernel, cells: Sequence[str]) -> Read:
+    """Read cells of outputs. Those that the kernel is undefined for are bad."""
+    values, good, bad = kind.read(cells)
+    undefined = _find_undefined(kernel, values)
+    bad |= {good[at]: reason for at, reason in undefined.items()}
+    defined = [at for at in range(len(good)) if at not in undefined]
+    return Read(take(values, defined), take(good, defined), bad)
+
+
+def _find_undefined(kernel: Kernel, ys: Any) -> dict[int, str]:
     """Find the positions of the outputs that the kernel is undefined for, and why."""
     bad: dict[int, str] = {}
     outputs, start = as_outputs(ys) if count(ys) else [], 0
