@@ -70,13 +70,12 @@ class Ensemble:
 
     def scores(self, X: Any, candidates: Any = None) -> Tensor:  # (n, c)
         """The combined score of every candidate for every input; larger is better."""
-        return torch.cat(list(self._blocks(X, candidates)[0]))
+        return torch.cat(list(self._blocks(X, candidates)))
 
     def rank(self, X: Any, candidates: Any = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first, of equal ones the first."""
         k = check_k(k)
-        blocks, c = self._blocks(X, candidates)
-        found = [largest(scores, min(k, c)) for scores in blocks]
+        found = [largest(scores, min(k, scores.shape[1])) for scores in self._blocks(X, candidates)]
         values, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
         return Ranking(indices, values)
 
@@ -85,19 +84,15 @@ class Ensemble:
         known = self.members[0].known_
         return known.form.restore(take(known.outputs, self.rank(X, k=1).indices[:, 0]))
 
-    def _blocks(self, X: Any, candidates: Any) -> tuple[Iterator[Tensor], int]:
-        """Combined scores, a few inputs at a time, and the number of candidates."""
+    def _blocks(self, X: Any, candidates: Any) -> Iterator[Tensor]:
+        """Combined scores, a few inputs at a time."""
         known = self._known if candidates is None else self._embed(candidates)
         z = [member.coefficients(X) for member in self.members]
         rules = [member.decoder_.scoring_rule() for member in self.members]
-
-        def blocks() -> Iterator[Tensor]:
-            for part in zip(*(one.split(QUERY_BLOCK) for one in z), strict=True):
-                each = zip(part, known, rules, strict=True)
-                scores = [score(one, *its.coordinates(), rule).to(z[0].device) for one, its, rule in each]
-                yield combine_scores(scores, self.combine, self.weights, self.standardize)
-
-        return blocks(), len(known[0])
+        for part in zip(*(one.split(QUERY_BLOCK) for one in z), strict=True):
+            each = zip(part, known, rules, strict=True)
+            scores = [score(one, *its.coordinates(), rule).to(z[0].device) for one, its, rule in each]
+            yield combine_scores(scores, self.combine, self.weights, self.standardize)
 
     @cached_property
     def _known(self) -> list[EmbeddedOutputs]:
@@ -121,10 +116,7 @@ def check_combination(combine: str) -> None:
 
 
 def combine_scores(
-    scores: Sequence[Tensor],
-    combine: Combine,
-    weights: Sequence[float] | None = None,
-    standardize: bool = False,
+    scores: Sequence[Tensor], combine: Combine, weights: Sequence[float] | None = None, standardize: bool = False
 ) -> Tensor:  # each (n, c)
     """Members' scores of the same candidates as one score, better when larger.
 
