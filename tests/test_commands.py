@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dsokr import __version__, chem, metrics
-from dsokr.commands import Predictor, app, evaluate, fit, predict
+from dsokr.commands import Predictor, app, columns, evaluate, fit, predict
 from dsokr.commands.options import FitOptions
 from dsokr.commands.predictor import Pairs
 from dsokr.commands.tables import Problems, Table
@@ -253,13 +253,13 @@ def test_candidates_that_repeat_after_an_interruption(dsokr, fitted, tmp_path, m
     arguments = ("embed", fitted, candidates, "--json", "--out")
     whole = json.loads(dsokr(*arguments, tmp_path / "whole").stdout)
     monkeypatch.setattr(predict, "BLOCK", 2)
-    read, calls = predict.read_outputs, []
+    read, calls = columns.Kind.read, []
 
-    def interrupted(kind, kernel, cells):
+    def interrupted(kind, cells, kernel):
         calls.append(cells)
-        return stop() if len(calls) == blocks + 1 else read(kind, kernel, cells)
+        return stop() if len(calls) == blocks + 1 else read(kind, cells, kernel)
 
-    monkeypatch.setattr(predict, "read_outputs", interrupted)
+    monkeypatch.setattr(columns.Kind, "read", interrupted)
     assert "Run the same command to resume" in dsokr(*arguments, tmp_path / "i", expect=130).stderr
     facts = json.loads(dsokr(*arguments, tmp_path / "i").stdout)
     assert (facts["candidates"], facts["skipped"], facts["duplicates"]) == (3, len(BAD), 3)
@@ -391,7 +391,7 @@ def test_tiny_scores_are_told_apart(fitted, folder, smiles, monkeypatch):
     monkeypatch.setattr(predict, "BLOCK", 7)
     source = predict.Library(predictor, folder / "library.smi", None, Problems())
     found = predict.rank_library(source, 1e-20 * z, 10, "cosine", say=lambda *_, **__: None)
-    assert [[hit.cell for hit in hits] for hits in found] == [[smiles[i] for i in row] for row in best]
+    assert [[cell for cell, _, _ in hits] for hits in found] == [[smiles[i] for i in row] for row in best]
 
 
 def test_an_evaluation_says_what_the_right_answers_were_ranked_among(dsokr, fitted, tmp_path, smiles):
@@ -615,7 +615,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         ),
         (
             "fit --train {}/commas.csv --input c --output a --out m",
-            "commas.csv, row 4 (the header is row 1), column 'c', '< 0.1': '<' is not a number. Say --input-kind",
+            "commas.csv, row 4 (the header is row 1), column 'c', '< 0.1': '<' is not a number. Use --input-kind",
         ),
         ("fit --train {}/far.csv --input a --output b --out m", "row 9 (the header is row 1), column 'b': beside the"),
         ("fit --train {}/far.csv --input a,b --output c --out m", "column 'b': beside the extreme outlier 1e+90 all"),
@@ -793,7 +793,7 @@ def test_an_interrupted_training_can_be_discarded(dsokr, folder, tmp_path):
 
 
 def test_ctrl_c_while_a_library_is_read_leaves_no_table(dsokr, fitted, folder, inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "read_outputs", stop)
+    monkeypatch.setattr(columns.OutputKind, "read", stop)
     candidates = ("--candidates", folder / "library.smi")
     done = dsokr("rank", fitted, inputs, *candidates, "--out", tmp_path / "out.csv", expect=130)
     assert done.stderr == "dsokr: interrupted\n" and [path.name for path in tmp_path.iterdir()] == ["inputs.csv"]

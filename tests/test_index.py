@@ -652,15 +652,15 @@ class TestCommands:
     def test_embed_resumes_after_ctrl_c(self, tmp_path, embed, monkeypatch):
         assert embed("whole")[0] == 0
         monkeypatch.setattr(predict, "BLOCK", 7)
-        read, seen = predict.read_outputs, []
+        read, seen = String.read, []
 
-        def interrupted(kind, kernel, cells):
+        def interrupted(kind, cells, kernel):
             seen.append(cells)
             if len(seen) == 4:
                 raise KeyboardInterrupt
-            return read(kind, kernel, cells)
+            return read(kind, cells, kernel)
 
-        monkeypatch.setattr(predict, "read_outputs", interrupted)
+        monkeypatch.setattr(String, "read", interrupted)
         code, _, error = embed("i")
         assert code == 130 and "Run the same command to resume" in error
         assert Head.read_from(tmp_path / "i").count == 21  # three blocks were kept

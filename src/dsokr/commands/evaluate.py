@@ -55,8 +55,7 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     pairs, candidates = read_test(predictor, options.test, problems), None
     if options.candidates is not None:
         library = Library(predictor, options.candidates, options.candidates_column, problems)
-        candidates = [cell for block in library.blocks() for cell in block.cells]
-        library.check_some()
+        candidates = [cell for cells, *_ in library.blocks() for cell in cells]
     metrics = evaluate(predictor, pairs, candidates)
     table = rich.table.Table("metric", "value", "what it means")
     for row in list_metrics(metrics):
@@ -94,7 +93,7 @@ def evaluate(predictor: Predictor, pairs: Pairs, candidates: Sequence[str] | Non
 
 
 def by_meaning(predictor: Predictor, cells: Iterable[str]) -> dict[str, str]:
-    """Return the first of the cells that mean the same, by what they mean."""
+    """Return the first cell of every meaning, by its key."""
     found: dict[str, str] = {}
     for cell in cells:
         found.setdefault(predictor.output.key(cell), cell)
@@ -102,9 +101,9 @@ def by_meaning(predictor: Predictor, cells: Iterable[str]) -> dict[str, str]:
 
 
 def rank_truth(predictor: Predictor, z: Tensor, true: Sequence[str], pool: Mapping[str, str]) -> dict[str, float]:
-    """Compute Hits@k and the like of the right answers in a pool of different candidates.
+    """Compute Hits@k, the mean reciprocal rank and the mean rank of the right answers in a pool of distinct candidates.
 
-    One that is not in the pool is a miss for Hits@k and 0 for the reciprocal rank; the mean rank is of the others.
+    One that is not in the pool is a miss for Hits@k, counts 0 for the reciprocal rank, and not for the mean rank.
     """
     place = {key: at for at, key in enumerate(pool)}
     truth = torch.tensor([place.get(predictor.output.key(cell), -1) for cell in true])
@@ -149,7 +148,7 @@ def _compare_vectors(kind: Vector, predicted: np.ndarray, true: np.ndarray) -> d
 
 
 def _compare_molecules(predictor: Predictor, predicted: list[str], true: list[str], a: Any, b: Any) -> dict[str, float]:
-    """Of answers from a list only the similarity is said: whether they are right is said by their rank."""
+    """Answers from a list have only a similarity here: their rank says whether they are right."""
     metrics, key = {"similarity": predictor.model.kernel.paired(a, b).mean().item()}, predictor.output.key
     if predictor.searches:
         metrics["exact"] = sum(key(x) == key(y) for x, y in zip(predicted, true, strict=True)) / len(true)
@@ -177,10 +176,9 @@ def _summarize_ranks(metrics: dict[str, float], n: int) -> list[str]:
     else:
         share = f"{metrics['known']:.0%} of which are known outputs"
         pool = f"the known outputs and the {count_of(n, 'right answer')}, {share}"
-    said = [
-        f"among {count_of(int(metrics['candidates']), 'candidate')} ({pool}) the right answer comes first for "
-        f"{metrics['hits@1']:.0%} of {count_of(n, 'input')} and is one of the first ten for {metrics['hits@10']:.0%}"
-    ]
+    among = f"among {count_of(int(metrics['candidates']), 'candidate')} ({pool})"
+    first = f"first for {metrics['hits@1']:.0%} of {count_of(n, 'input')}"
+    said = [f"{among} the right answer comes {first} and is one of the first ten for {metrics['hits@10']:.0%}"]
     return said + ([f"its mean rank among them is {metrics['mean_rank']:.1f}"] if "mean_rank" in metrics else [])
 
 

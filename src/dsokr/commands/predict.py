@@ -1,16 +1,16 @@
 """Answers as a table: predictions, or the best candidates of a file or an index; and how indexes are made."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsokr.commands.cells import count_of, parse_numbers
 from dsokr.commands.options import EmbedOptions, PredictOptions, Result, Say
-from dsokr.commands.predictor import Predictor, read_column, read_outputs
+from dsokr.commands.predictor import Predictor, read_column
 from dsokr.commands.tables import Problems, Table, check_writable, without_compression, write_skipped, write_table
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.scan import Scan
@@ -23,14 +23,7 @@ from dsokr.rules import Rule, check_rule
 BLOCK = 8192  # candidates read at once
 TOP = 10  # candidates for each input
 
-
-class LibraryBlock(NamedTuple):
-    """New good candidates of a library: their cells, names and values, and the last row that was read."""
-
-    cells: list[str]
-    names: list[str]
-    values: Any
-    last_row: int
+Hits = list[list[tuple[str, str, float]]]  # the answers to every input: cell, name or "", score; best first
 
 
 class Library:
@@ -58,8 +51,11 @@ class Library:
             raise InputError(f"The header of {table.path} looks like a candidate: {table.columns[0]}. {advice}")
         return table.columns[:1]
 
-    def blocks(self, start: int = 0) -> Iterator[LibraryBlock]:
-        """Read the candidates after row ``start``. Bad ones are problems, in every row where they stand."""
+    def blocks(self, start: int = 0) -> Iterator[tuple[list[str], list[str], Any, int]]:
+        """Read the candidates after row ``start``: cells, names and values of new good ones, and the last row read.
+
+        Bad ones are problems, in every row where they occur. A file without any good one is an error.
+        """
         before: set[int] = set()  # hashes of the candidates up to ``start``
         seen: set[int] = set()  # and of good ones after it
         for rows in self.table.blocks(self.problems, [*self.columns, *self.name], BLOCK):
@@ -70,7 +66,7 @@ class Library:
             before |= {hash(cell) for cell in cells[: len(cells) - len(after)]}
             first = {cells[at]: at for at in reversed(after) if hash(cells[at]) not in seen}
             new = sorted(first, key=first.__getitem__)
-            read = read_outputs(self.predictor.output, self.predictor.basis.kernel, new)
+            read = self.predictor.output.read(new, self.predictor.basis.kernel)
             bad = {new[at]: reason for at, reason in read.bad.items()}
             for at in after:
                 if cells[at] in bad:
@@ -80,21 +76,9 @@ class Library:
             fresh = [place for place, at in enumerate(read.good) if hash(new[at]) not in before]
             found = [new[read.good[place]] for place in fresh]
             self.candidates += len(found)
-            found_names = [names[first[cell]] for cell in found]
-            yield LibraryBlock(found, found_names, take(read.values, fresh), rows.attempted[-1])
-
-    def check_some(self) -> None:
-        """Raise an error if there was no good candidate."""
-        if not self.candidates:
+            yield found, [names[first[cell]] for cell in found], take(read.values, fresh), rows.attempted[-1]
+        if not self.candidates and not start:
             raise self.table.unusable([], self.problems)
-
-
-class Hit(NamedTuple):
-    """An answer: the candidate as it is written, its name if it has one, and its score."""
-
-    cell: str
-    name: str
-    score: float
 
 
 def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
@@ -116,7 +100,8 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     shown: dict[str, list[Any]] = {"row": rows.numbers}
     shown |= {f"kept_{name}" if name in taken else name: rows.cells[name] for name in keep}
     shown |= {"input": cells} if len(columns) == 1 else {}
-    write_table(options.out, *_make_table(predictor, {name: take(shown[name], read.good) for name in shown}, hits))
+    shown = {name: take(cells, read.good) for name, cells in shown.items()}
+    _write_answers(options.out, shown, hits, predictor.output.columns)
     write_skipped(problems, without_compression(options.out).with_suffix(".skipped.csv"))
     what = f"{_describe(candidates, duplicates)} ranked" if candidates else "Predictions"
     counts = {"inputs": len(hits), "candidates": candidates, "duplicates": duplicates, "skipped": len(problems.found)}
@@ -138,10 +123,10 @@ def _check_options(options: PredictOptions) -> None:
 
 def _answer(
     predictor: Predictor, z: Tensor, options: PredictOptions, problems: Problems, say: Say
-) -> tuple[list[list[Hit]], int, int]:
-    """Return the decoder's answers, or the best of the candidates and how many there are, once and again."""
+) -> tuple[Hits, int, int]:
+    """Return the decoder's answers, or the best candidates and the numbers of distinct and of repeated ones."""
     if options.candidates is None:
-        return [[Hit(cell, "", score.item())] for cell, score in zip(*predictor.decode(z), strict=True)], 0, 0
+        return [[(cell, "", score.item())] for cell, score in zip(*predictor.decode(z), strict=True)], 0, 0
     top = options.top or TOP
     rule: Any = options.rule or predictor.rule
     if options.candidates.is_dir():
@@ -153,39 +138,35 @@ def _answer(
     return hits, library.candidates, library.rows - library.candidates - skipped
 
 
-def rank_library(library: Library, z: Tensor, top: int, rule: Rule, say: Say) -> list[list[Hit]]:
+def rank_library(library: Library, z: Tensor, top: int, rule: Rule, say: Say) -> Hits:
     """Return the best candidates of a file for every row of coordinates."""
     basis = library.predictor.basis
     scan = Scan(basis.check_coordinates(z), top, rule)
     held: dict[int, tuple[str, str]] = {}  # the best so far
-    for block in library.blocks():
-        if block.cells:
-            held |= dict(enumerate(zip(block.cells, block.names, strict=True), scan.seen))
-            EmbeddedOutputs(basis, block.values, keep=False).add_to(scan)
+    for cells, names, values, _ in library.blocks():
+        if cells:
+            held |= dict(enumerate(zip(cells, names, strict=True), scan.seen))
+            EmbeddedOutputs(basis, values, keep=False).add_to(scan)
             held = {at: held[at] for at in set(scan.ranking().indices.flatten().tolist())}
             say(count_of(scan.seen, "candidate"), passing=True)
-    library.check_some()
     return _list_hits(scan.ranking(), held.__getitem__)
 
 
-def _list_hits(found: Ranking, look_up: Callable[[int], tuple[str, str]]) -> list[list[Hit]]:
+def _list_hits(found: Ranking, look_up: Callable[[int], tuple[str, str]]) -> Hits:
     pairs = zip(found.indices.tolist(), found.scores.tolist(), strict=True)
-    return [[Hit(*look_up(at), score) for at, score in zip(*row, strict=True)] for row in pairs]
+    return [[(*look_up(at), score) for at, score in zip(*row, strict=True)] for row in pairs]
 
 
-def _make_table(
-    predictor: Predictor, shown: Mapping[str, list[Any]], hits: list[list[Hit]]
-) -> tuple[list[str], list[list[Any]]]:
-    """Return the header and a line for every answer: what is shown of the input, rank, prediction, name and score."""
-    columns = predictor.output.columns
+def _write_answers(path: Path, shown: Mapping[str, list[Any]], hits: Hits, columns: Sequence[str]) -> None:
+    """Write a row for every answer: what is shown of the input, rank, prediction (by column), name and score."""
     predictions = [f"prediction_{name}" for name in columns] if len(columns) > 1 else ["prediction"]
-    names = ["name"] if any(hit.name for some in hits for hit in some) else []
+    names = ["name"] if any(name for some in hits for _, name, _ in some) else []
     lines = []
     for *before, some in zip(*shown.values(), hits, strict=True):
-        for rank, hit in enumerate(some, start=1):
-            cells = parse_numbers(hit.cell, columns).tolist() if len(columns) > 1 else [hit.cell]
-            lines.append([*before, rank, *cells, *([hit.name] if names else []), float(f"{hit.score:.7g}")])
-    return [*shown, "rank", *predictions, *names, "score"], lines
+        for rank, (cell, name, score) in enumerate(some, start=1):
+            cells = parse_numbers(cell, columns).tolist() if len(columns) > 1 else [cell]
+            lines.append([*before, rank, *cells, *([name] if names else []), float(f"{score:.7g}")])
+    write_table(path, [*shown, "rank", *predictions, *names, "score"], lines)
 
 
 def _describe(candidates: int, duplicates: int) -> str:
@@ -197,7 +178,6 @@ def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
     """Write an index of the candidates of a file. Call it again to resume after Ctrl-C."""
     started, predictor = time.monotonic(), Predictor.load(options.model, options.device)
     rule: Any = options.rule or (predictor.rule if options.kind else None)
-    wanted = BuildOptions(options.kind, rule, options.dtype, options.recall)
     library, basis = Library(predictor, options.library, options.candidates_column, problems), predictor.basis
     try:
         index = build(
@@ -206,7 +186,7 @@ def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
             model=fingerprint(basis),
             dim=basis.dim,
             source=f"{checksum(options.library)} {', '.join(library.columns)}",
-            options=wanted,
+            options=BuildOptions(options.kind, rule, options.dtype, options.recall),
             say=say,
             progress=lambda now: say(f"{now.rows:,} candidates, {now.rate:,.0f}/s", passing=True),
             restart=options.restart,
@@ -226,15 +206,14 @@ def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
 def _embed_blocks(library: Library, start: int) -> Iterator[Block]:
     basis, last = library.predictor.basis, start
     file, found = str(library.table.path), library.problems.found
-    for block in library.blocks(start):
-        if block.last_row > start:
-            read = range(last + 1, block.last_row + 1)
-            skipped = [found[file, row].sentence() for row in read if (file, row) in found]
+    for cells, names, values, row in library.blocks(start):
+        if row > start:
+            skipped = [found[file, at].sentence() for at in range(last + 1, row + 1) if (file, at) in found]
             psi, diag = torch.empty(0, basis.dim), torch.empty(0)
-            if block.cells:
-                psi, diag = EmbeddedOutputs(basis, block.values).coordinates()
-            yield Block(block.cells, psi, diag, block.names, read=len(read), skipped=skipped)
-            last = block.last_row
+            if cells:
+                psi, diag = EmbeddedOutputs(basis, values).coordinates()
+            yield Block(cells, psi, diag, names, read=row - last, skipped=skipped)
+            last = row
 
 
 def open_index(predictor: Predictor, folder: Path | None) -> CandidateIndex:

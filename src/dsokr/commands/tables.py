@@ -142,8 +142,8 @@ class Table:
         while block := list(islice(records, rows)):
             good: dict[int, Sequence[str]] = {}
             for number, record in block:
-                if isinstance(record, str) or any(map(_is_damaged, record)):
-                    problems.add(self, number, "", record if isinstance(record, str) else NOT_TEXT)
+                if fault := _find_fault(record):
+                    problems.add(self, number, "", fault)
                 else:
                     good[number] = record
             cells = zip(*good.values(), strict=True) if good else ([] for _ in names)
@@ -168,8 +168,8 @@ class Table:
 def _read_separated(path: Path, columns: list[str]) -> Iterator[Record]:
     rows = _read_csv_rows(path)
     number, header = next(rows)
-    if isinstance(header, str) or any(map(_is_damaged, header)):
-        raise InputError(f"{path}, row {number}: {header if isinstance(header, str) else NOT_TEXT}")
+    if fault := _find_fault(header):
+        raise InputError(f"{path}, row {number}: {fault}")
     yield number, header
     places = [[name.strip() for name in header].index(name) for name in columns]
     for number, cells in rows:
@@ -316,8 +316,12 @@ def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
         raise InputError(f"{path} cannot be read: {error}.") from error
 
 
-def _is_damaged(text: str) -> bool:
-    return not text.isascii() and any("\udc80" <= letter <= "\udcff" for letter in text)
+def _find_fault(record: Sequence[str] | str) -> str:
+    """Return why a row is bad, or an empty string."""
+    if isinstance(record, str):
+        return record
+    letters = chain.from_iterable(cell for cell in record if not cell.isascii())
+    return NOT_TEXT if any("\udc80" <= letter <= "\udcff" for letter in letters) else ""
 
 
 def without_compression(path: Path) -> Path:

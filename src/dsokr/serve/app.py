@@ -106,7 +106,7 @@ def _describe(predictor: Any, index: CandidateIndex, limits: Limits) -> dict[str
     return {
         "status": "ok",
         "version": __version__,
-        "input": "" if given.name == "image" else given.name,  # strangers must not name paths
+        "input": "" if given.name == "image" else given.name,  # clients must not name files of the server
         "width": len(given.mean) if given.name == "vector" else 1,
         "columns": list(given.columns) if given.name == "vector" else [],
         "output": found.name,
