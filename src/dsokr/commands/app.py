@@ -78,11 +78,11 @@ def _add_command(name: str, function: str, kind: type[options.Options]) -> None:
     parameters = [parameter.replace(annotation=types[field]) for field, parameter in signature.parameters.items()]
 
     def command(**given: Any) -> None:
-        options, (module, name) = kind(**given), function.split(".")
-        problems = import_module("dsokr.commands.tables").Problems(options.on_error == "fail")
-        with _notes(), _progress(options.as_json) as say:
-            result = getattr(import_module(f"dsokr.commands.{module}"), name)(options, problems, say)
-        _print(options.as_json, result, problems.lines())
+        chosen, (module, called) = kind(**given), function.split(".")
+        problems = import_module("dsokr.commands.tables").Problems(chosen.on_error == "fail")
+        with _notes(), _progress(chosen.as_json) as say:
+            result = getattr(import_module(f"dsokr.commands.{module}"), called)(chosen, problems, say)
+        _print(chosen.as_json, result, problems.lines())
 
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # typer reads it
     app.command(name, help=kind.__doc__)(command)

@@ -28,7 +28,7 @@ from dsokr.graphs import Graph
 from dsokr.kernels import FeatureKernel, Kernel
 from dsokr.outputs import as_outputs
 
-BLOCK = 1024  # cells parsed at once; a bad one costs a second look at its block
+BLOCK = 1024  # cells parsed at once; blocks with a bad one are halved until it is alone
 MAJORITY = 0.75  # share of the rankings that must agree on the items there are
 GREY = {"1", "L", "LA", "I", "I;16", "F"}  # modes of pictures
 
@@ -68,18 +68,17 @@ class Kind(ABC):
         parts: list[Any] = []
         good: list[int] = []
         bad: dict[int, str] = {}
-        for start in range(0, len(cells), BLOCK):
-            block = cells[start : start + BLOCK]
+        blocks = [range(len(cells))[start : start + BLOCK] for start in range(0, len(cells), BLOCK)][::-1]
+        while blocks:
+            block = blocks.pop()
             try:
-                parts.append(self._parse_for(kernel, block))
-                good += range(start, start + len(block))
-            except InputError:
-                for at, cell in enumerate(block, start):
-                    try:
-                        parts.append(self._parse_for(kernel, [cell]))
-                        good.append(at)
-                    except InputError as error:
-                        bad[at] = str(error).replace(" at index 0", "")
+                parts.append(self._parse_for(kernel, cells[block.start : block.stop]))
+                good += block
+            except InputError as error:
+                if half := len(block) // 2:
+                    blocks += [block[half:], block[:half]]
+                else:
+                    bad[block.start] = str(error).replace(" at index 0", "")
         return Read(_join(parts), good, bad)
 
     def _parse_for(self, kernel: Kernel | None, cells: Sequence[str]) -> Any:

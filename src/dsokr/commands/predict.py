@@ -62,10 +62,10 @@ class Library:
             self.rows += len(rows.attempted)
             cells = list(map(str.strip, rows.join(self.columns)))
             names = rows.cells[self.name[0]] if self.name else [""] * len(cells)
+            name_of = dict(zip(reversed(cells), reversed(names), strict=True))  # that of the first of equal cells
             after = [at for at, number in enumerate(rows.numbers) if number > start]
             before |= {hash(cell) for cell in cells[: len(cells) - len(after)]}
-            first = {cells[at]: at for at in reversed(after) if hash(cells[at]) not in seen}
-            new = sorted(first, key=first.__getitem__)
+            new = list(dict.fromkeys(cells[at] for at in after if hash(cells[at]) not in seen))
             read = self.predictor.output.read(new, self.predictor.basis.kernel)
             bad = {new[at]: reason for at, reason in read.bad.items()}
             for at in after:
@@ -76,9 +76,9 @@ class Library:
             fresh = [place for place, at in enumerate(read.good) if hash(new[at]) not in before]
             found = [new[read.good[place]] for place in fresh]
             self.candidates += len(found)
-            yield found, [names[first[cell]] for cell in found], take(read.values, fresh), rows.attempted[-1]
+            yield found, [name_of[cell] for cell in found], take(read.values, fresh), rows.attempted[-1]
         if not self.candidates and not start:
-            raise self.table.unusable([], self.problems)
+            raise self.table.unusable(self.problems)
 
 
 def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
@@ -93,7 +93,7 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     rows = table.read(problems, [*names, *keep])
     cells, read = read_column(rows, predictor.input, problems, names=names)
     if not read.good:
-        raise table.unusable(rows.numbers, problems)
+        raise table.unusable(problems)
     problems.check()
     hits, candidates, duplicates = _answer(predictor, predictor.model.coefficients(read.values), options, problems, say)
     taken = {"row", "input", "rank", "prediction", "name", "score"}

@@ -57,7 +57,7 @@ def read_pairs(rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, prob
     outputs, y = read_column(rows, output, problems, kernel)
     good = sorted({*x.good} & {*y.good})
     if not good:
-        raise rows.table.unusable(rows.numbers, problems)
+        raise rows.table.unusable(problems)
     problems.check()
     X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (x, y))
     return Pairs(take(rows.numbers, good), take(inputs, good), take(outputs, good), X, Y)
@@ -135,8 +135,7 @@ class Predictor:
 
     def embed(self, outputs: Sequence[str]) -> tuple[Tensor, Tensor]:  # (n, p), (n,)
         """ψ̃(y) and k(y, y) of any outputs, given as cells. A bad one is named by its position."""
-        values = as_outputs(self.output.parse_all(outputs, "Output"))
-        return self.basis.embed(values), self.basis.diag(values)
+        return EmbeddedOutputs(self.basis, self.output.parse_all(outputs, "Output")).coordinates()
 
     def among(self, candidates: Sequence[str] | None) -> EmbeddedOutputs:
         """Embed candidates, given as cells, to rank them; without them, the known outputs."""
