@@ -43,13 +43,17 @@ class Scan:
         self.scores = z.new_empty(len(z), 0)
         self.indices, self.ties = self.scores.long(), Ties(*z.new_zeros(2, len(z), 1))
 
-    def add(self, psi: Tensor, diag: Tensor, squared: Tensor | None = None) -> None:
-        """Add candidates: ψ̃(y) (c, p) of any precision, k(y, y) (c,) and, if already computed, ‖ψ̃(y)‖²."""
+    def add(self, psi: Tensor, diag: Tensor, squared: Tensor | None = None, bonus: Any = 0.0) -> None:
+        """Add candidates: ψ̃(y) (c, p) of any precision, k(y, y) (c,) and, if already computed, ‖ψ̃(y)‖².
+
+        A ``bonus`` is added to the scores of all, or of each (c,).
+        """
         squared = torch.linalg.vecdot(psi.double(), psi.double()) if squared is None else squared
         more = min(self.k, self.seen + len(psi)) - self.scores.shape[1]
         self.indices = F.pad(self.indices, (0, more), value=-1)
         self.scores = F.pad(self.scores, (0, more), value=-torch.inf)
-        block = _Block.of(psi, squared, *affine(self.rule, diag, squared))
+        factor, offset = affine(self.rule, diag, squared)
+        block = _Block(psi, squared, factor, offset + bonus)
         for start in range(0, len(self.z), QUERIES):
             self._add(block, slice(start, start + QUERIES))
         self.seen += len(psi)
@@ -94,18 +98,9 @@ class _Block(NamedTuple):
     """Candidates, with factor(y) and offset(y) of the rule."""
 
     psi: Tensor
+    squared: Tensor
     factor: Tensor
     offset: Tensor
-    fast: Tensor  # ψ̃(y) for fast scores
-    largest_scaled: float  # largest factor · ‖ψ̃(y)‖
-    largest_offset: float
-
-    @staticmethod
-    def of(psi: Tensor, squared: Tensor, factor: Tensor, offset: Tensor) -> _Block:
-        lengths = squared.sqrt()
-        is_single = psi.device.type == "cpu" and 1e-15 < float(lengths.max()) < 1e15  # no overflow, no underflow
-        fast = psi.to(FAST if is_single else torch.float64)
-        return _Block(psi, factor, offset, fast, float((factor * lengths).max()), float(offset.abs().max()))
 
     def score_some(self, z: Tensor) -> Tensor:  # (n, some)
         """The scores of a sample, in double precision."""
@@ -114,13 +109,16 @@ class _Block(NamedTuple):
 
     def score_fast(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (n, c), (n, 1), (n, 1)
         """Scores divided by a scale for every row, so that they are at most 1; the scale; and the rounding error."""
-        lengths = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-        scale = (lengths * self.largest_scaled + self.largest_offset).clamp(min=TINY)
-        offset, shares = self.offset / max(self.largest_offset, TINY), self.largest_offset / scale
-        scores = ((z / scale).to(self.fast) @ self.fast.T).mul_(self.factor.to(self.fast))
-        scores.addr_(shares[:, 0].to(scores), offset.to(scores))
+        lengths = self.squared.sqrt()
+        is_single = z.device.type == "cpu" and 1e-15 < float(lengths.max()) < 1e15  # no overflow, no underflow
+        psi = self.psi.to(FAST if is_single else torch.float64)
+        products = torch.linalg.vector_norm(z, dim=1, keepdim=True) * (self.factor * lengths).max()
+        offset = self.offset.abs().max().clamp(min=TINY)
+        scale = products + offset
+        scores = ((z / scale).to(psi) @ psi.T).mul_(self.factor.to(psi))
+        scores.addr_((offset / scale)[:, 0].to(psi), (self.offset / offset).to(psi))
         # p products and their sum, then the factor and the offset
-        return scores, scale, torch.finfo(scores.dtype).eps * (8 + z.shape[1] * (1 - shares))
+        return scores, scale, torch.finfo(psi.dtype).eps * (8 + z.shape[1] * products / scale)
 
 
 def multiply_pairs(z: Tensor, psi: Tensor, query: Tensor, candidate: Tensor) -> Tensor:  # (h,)
@@ -184,16 +182,19 @@ class EmbeddedOutputs:
             for where, block in blocks(self.outputs, BLOCK):
                 yield where, self.basis.embed(block), self.basis.diag(block)
 
-    def top(self, z: Any, k: int, rule: Rule) -> Ranking:
-        """The k best outputs for every row of z, exactly; of tied ones the first. Memory O(n · k) and a block."""
+    def top(self, z: Any, k: int, rule: Rule, bonus: Tensor | None = None) -> Ranking:
+        """The k best outputs for every row of z, exactly; of tied ones the first. Memory O(n · k) and a block.
+
+        A ``bonus`` for every output (c,) is added to its scores.
+        """
         scan = Scan(self.basis.check_coordinates(z), k, rule)
-        self.add_to(scan)
+        self.add_to(scan, bonus)
         return scan.ranking()
 
-    def add_to(self, scan: Scan) -> None:
+    def add_to(self, scan: Scan, bonus: Tensor | None = None) -> None:  # (c,)
         """Add the outputs to a scan, after those that it has seen."""
-        for _, psi, diag in self.blocks():
-            scan.add(psi, diag)
+        for where, psi, diag in self.blocks():
+            scan.add(psi, diag, bonus=0.0 if bonus is None else bonus[where])
 
     def ranks(self, z: Any, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
         """The rank of output ``truth[i]`` for row i of z among all outputs; see :func:`dsokr.metrics.ranks`."""
