@@ -50,11 +50,11 @@ class Plain:
 
 def serve(port: int, count: int, dim: int) -> None:
     from dsokr.index import CandidateIndex
-    from dsokr.serve import create_app, server
+    from dsokr.serve import create_app, run
 
     psi = torch.randn(count, dim, generator=torch.Generator().manual_seed(0))
     index = CandidateIndex.in_memory([f"y{i}" for i in range(count)], psi, psi.square().sum(1))
-    server.run(create_app(Plain(), index), "127.0.0.1", port, say=lambda line: None)
+    run(create_app(Plain(), index), "127.0.0.1", port, say=lambda line: None)
 
 
 class Connection:

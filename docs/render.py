@@ -325,7 +325,7 @@ def tabulate_recipes(models: list[Row]) -> list[Row]:
     chosen = [row for row in models if (row["method"], row["decoder"]) == ("dsokr", "Kemeny")]
     groups = group_rows(chosen, lambda row: row["dataset"])
     table = []
-    for recipe in label_ranking.RECIPES:
+    for recipe in label_ranking.methods.RECIPES:
         network, t = recipe.network, recipe.training
         shape = f"{network.hidden}, {network.activation}" if network.hidden else "linear"
         row: Row = {"network": f"{shape}; rate {t.learning_rate:g}, decay {t.weight_decay:g}"}

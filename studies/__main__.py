@@ -16,9 +16,7 @@ NAMES = ("synthetic", "smi2mol", "chebi20", "multilabel", "label_ranking", "stri
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m studies", description="Re-make the paper's tables and figures, and ours."
-    )
+    parser = argparse.ArgumentParser("python -m studies", description="Make the paper's tables and figures, and ours.")
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME", help=", ".join((*NAMES, "demo")))
     demo = commands.add_parser("demo", help="learn to read SMILES, compare with baselines, and write a report")
     demo.add_argument("--out", type=Path, default=Path("dsokr-demo"), help="folder for the report and the model")
@@ -27,9 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
         study = commands.add_parser(name)
         study.add_argument("--reduced", action="store_true", help="a smaller study, for two cores")
         study.add_argument("--data-dir", type=Path, help="folder of the data sets (default: DSOKR_DATA, or the cache)")
-        study.add_argument(
-            "--results", type=Path, default=Path("results"), help="folder of the JSON lines; known rows are kept"
-        )
+        study.add_argument("--results", type=Path, default=Path("results"), help="folder of results; old ones are kept")
         study.add_argument("--figure", type=Path, help="where to draw the figure (default: beside the results)")
         study.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
     for command in commands.choices.values():
@@ -57,9 +53,8 @@ def run_demo(options: argparse.Namespace, say: Callable[[str], None]) -> None:
     from studies import demo
 
     made = demo.run(options.out, demo.QUICK if options.quick else demo.FULL, options.seed, say)
-    print(
-        json.dumps(made) if options.json else f"{write_table(demo.COLUMNS, made['rows'])}\nThe report: {made['report']}"
-    )
+    text = f"{write_table(demo.COLUMNS, made['rows'])}\nThe report: {made['report']}"
+    print(json.dumps(made) if options.json else text)
 
 
 def run_study(options: argparse.Namespace, say: Callable[[str], None]) -> None:

@@ -28,8 +28,7 @@ from dsokr.rules import RULES
 from studies import chebi20_models as models
 from studies.baselines.contrastive import MoleculeMLP
 from studies.chebi20_tables import COLUMNS, draw, tabulate
-from studies.data.chebi20 import Descriptions, load_chebi20
-from studies.data.descriptions import describe_molecules
+from studies.data.chebi20 import Descriptions, describe_molecules, load_chebi20
 from studies.results import Row
 from studies.study import ADAMW, Session, Stopwatch, Study
 
@@ -262,9 +261,8 @@ def run_method(
         vectors.save(file)
     rule, scorer = models.choose_rule(vectors, task)
     metrics = models.measure_retrieval(scorer, task) | {"best_epoch": vectors.best_epoch}
-    results.record(
-        key, lambda: {"chosen": vectors.chosen | {"rule": rule}, "metrics": metrics, "seconds": clock.seconds}
-    )
+    chosen = vectors.chosen | {"rule": rule}
+    results.record(key, lambda: {"chosen": chosen, "metrics": metrics, "seconds": clock.seconds})
 
 
 def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, session: Session) -> None:

@@ -51,11 +51,7 @@ KERNELS: dict[str, Kernel] = {
     "WL on graphs": View(GRAPH, WL.normalized()),
     "tanimoto + WL on graphs": TANIMOTO + View(GRAPH, WL.normalized()),
 }
-PAPERS_SKETCHES: dict[str, Callable[[int], sketches.SketchSpec]] = {
-    "SubSample": sketches.SubSample,
-    "Gaussian": sketches.Gaussian,
-    "Sparsified": sketches.Sparsified,
-}
+PAPERS_SKETCHES = {kind.__name__: kind for kind in (sketches.SubSample, sketches.Gaussian, sketches.Sparsified)}
 
 
 def make_views(molecules: Molecules) -> ViewBatch:

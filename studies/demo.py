@@ -25,15 +25,14 @@ from dsokr.files import replace_file
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.metrics import edit_distance
 from dsokr.regressors import KernelRidge, Neural
+from studies import smi2mol_models as models
 from studies.data import molecules
 from studies.data.smi2mol import MoleculePairs, SMI2Mol
 from studies.plots import plot_sizes, pyplot
 from studies.results import Row, format_cell
-from studies.smi2mol_baselines import THREE_GRAMS, mark_ends
-from studies.smi2mol_models import KERNELS, OURS, choose_decoder, decode, measure_distances, negative_edit_distance
-from studies.study import ADAMW, Stopwatch
+from studies.study import ADAMW, Stopwatch, decode
 
-KERNEL = KERNELS[OURS.kernel]
+KERNEL = models.KERNELS[models.OURS.kernel]
 MAX_ATOMS = 7
 LONGEST = 14  # characters; every training step pays for the longest SMILES, and about nine in ten are no longer
 EXAMPLES = 10  # test molecules on the page
@@ -81,18 +80,17 @@ def run(folder: Path, config: DemoConfig = FULL, seed: int = 0, say: Callable[[s
     test = split.test
     predictions = {
         "nearest training SMILES": predict_nearest_smiles(split.train, test.smiles),
-        "SISOKR, a training molecule": baseline.predict(mark_ends(test.smiles)),
-        FROM_LIST: decode(model, choose_decoder(model, Candidates().alternatives(), split)[0], test.smiles),
+        "SISOKR, a training molecule": baseline.predict(models.mark_ends(test.smiles)),
+        FROM_LIST: decode(model, models.choose_decoder(model, Candidates().alternatives(), split)[0], test.smiles),
         FROM_ALL: model.predict(test.smiles),
         "best training molecule there is": find_nearest(test.graphs, split.train.graphs),
     }
-    rows = [{"method": name} | measure_distances(graphs, test.graphs) for name, graphs in predictions.items()]
+    rows = [{"method": name} | models.measure_distances(graphs, test.graphs) for name, graphs in predictions.items()]
     for row, fitted in ((rows[1], "sisokr"), (rows[2], "dsokr"), (rows[3], "dsokr")):
         row["seconds"] = clock.seconds[fitted]
     shown = {name: predictions[name] for name in (FROM_LIST, FROM_ALL)}
-    report = write_report(
-        folder / "report.html", rows, list_examples(test, shown), draw_curves(model, curve, size), size
-    )
+    examples, curves = list_examples(test, shown), draw_curves(model, curve, size)
+    report = write_report(folder / "report.html", rows, examples, curves, size)
     model.save(folder / "model")
     return {"rows": rows, "size": size, "report": str(report)}
 
@@ -110,7 +108,7 @@ def generate_split(config: DemoConfig, seed: int) -> SMI2Mol:
 def choose_sketch_size(config: DemoConfig, split: SMI2Mol, seed: int) -> selection.SizeCurve:
     """Perfect h at every size: how near is the best training molecule, given the true coordinates?"""
     train, val, sketch = split.train.graphs, split.val.graphs, sketches.SubSample(1)
-    options: Row = {"metric": negative_edit_distance, "generator": Generator().manual_seed(seed)}
+    options: Row = {"metric": models.negative_edit_distance, "generator": Generator().manual_seed(seed)}
     return selection.perfect_h(KERNEL, train, val, sketch, config.sizes, **options)
 
 
@@ -127,14 +125,15 @@ def fit_dsokr(config: DemoConfig, size: int, split: SMI2Mol, seed: int) -> DSOKR
 def fit_sisokr(config: DemoConfig, size: int, split: SMI2Mol, seed: int) -> DSOKR:
     """The baseline without a network: ridge regression from 3-grams of the SMILES."""
     inputs, penalties = sketches.SubSample(config.input_size), (1e-6, 1e-5, 1e-4)
-    ridge = KernelRidge(THREE_GRAMS, inputs, penalties, monitor=negative_edit_distance)
-    split = split.map_smiles(mark_ends)
+    ridge = KernelRidge(models.THREE_GRAMS, inputs, penalties, monitor=models.negative_edit_distance)
+    split = split.map_smiles(models.mark_ends)
     return DSOKR(KERNEL, sketches.SubSample(size), ridge, random_state=seed).fit(*split.train, validation=split.val)
 
 
 def predict_nearest_smiles(train: MoleculePairs, smiles: list[str]) -> GraphBatch:
     """For every SMILES the graph of the training SMILES that shares most 3-grams with it."""
-    return train.graphs[THREE_GRAMS(mark_ends(smiles), mark_ends(train.smiles)).argmax(dim=1).numpy()]
+    similarity = models.THREE_GRAMS(models.mark_ends(smiles), models.mark_ends(train.smiles))
+    return train.graphs[similarity.argmax(dim=1).numpy()]
 
 
 def find_nearest(true: GraphBatch, known: GraphBatch, among: int = 30) -> GraphBatch:

@@ -13,128 +13,30 @@ side, as one network.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from dsokr import decoders, kernels
 from dsokr.decoders import Candidates, Decoder
-from dsokr.kernels import Kernel
-from dsokr.regressors import Training
-from dsokr.regressors.networks import MLP
-from studies.data.label_ranking import SOURCES, generate, load_label_ranking
-from studies.label_ranking_methods import (
-    SKETCH,
-    Fit,
-    Fold,
-    FoldPrediction,
-    Forest,
-    Recipe,
-    Ridge,
-    fit_consensus,
-    fit_forest,
-    fit_networks,
-    fit_ridge,
-    fit_single_networks,
-    make_folds,
-)
+from studies import label_ranking_methods as methods
+from studies.data.label_ranking import generate, load_label_ranking
+from studies.label_ranking_methods import FULL, QUICK, REDUCED, SUSHI
 from studies.plots import draw_panels
 from studies.results import Columns, Row, format_spread, group_rows, mean_and_sd, read_rows
 from studies.study import Session, Stopwatch, Study
 
-KERNELS: dict[str, tuple[Kernel, Decoder]] = {  # each with the decoder that searches all rankings
-    "Kemeny": (kernels.Kemeny(), decoders.Kemeny()),
-    "Hamming": (kernels.Hamming(), decoders.HammingRanking()),
-    "Lehmer": (kernels.Lehmer(), decoders.Lehmer()),
-}
 
-
-@dataclass(frozen=True)
-class RankingMethod:
-    """How a method is fitted, the settings to choose from, and the kernels whose coordinates it predicts."""
-
-    name: str
-    fit: Fit
-    settings: tuple[Any, ...]
-    kernels: tuple[str, ...] = ("Kemeny",)
-    quick: Fit | None = None  # fitted instead when settings are compared; None: fit
-    parts: int = 1  # of the training pairs, held out in turn to compare the settings
-    best: int = 1  # settings that are fitted and whose coefficients are averaged
-    candidates: bool = False  # whether the training rankings are also tried as the only answers
-
-
-TRAINING = Training(
-    batch_size=64, learning_rate=1e-2, optimizer="adamw", schedule="linear", validation_fraction=0.0, progress=False
-)
-GENTLE = replace(TRAINING, learning_rate=3e-3, weight_decay=3.0)  # for smoother functions
-RECIPES = tuple(
-    Recipe(network, training)
-    for network, training in product((MLP(()), MLP((64, 64), "tanh"), MLP((64, 64, 64))), (TRAINING, GENTLE))
-)
-LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2)
-NETWORKS = RankingMethod(
-    "dsokr", fit_networks, RECIPES, tuple(KERNELS), fit_single_networks, parts=5, best=2, candidates=True
-)
-CONSENSUS = RankingMethod("consensus", fit_consensus, (None,))
-LINEAR = RankingMethod("linear ridge", fit_ridge, tuple(Ridge(None, value) for value in LAMBDAS), tuple(KERNELS))
-GAUSSIAN = RankingMethod(
-    "kernel ridge", fit_ridge, tuple(Ridge(*pair) for pair in product((0.3, 1.0, 3.0), LAMBDAS)), tuple(KERNELS)
-)
-FOREST = RankingMethod("random forest", fit_forest, (Forest(1.0), Forest(1 / 3)))
-
-
-@dataclass(frozen=True)
-class RankingConfig:
-    methods: tuple[RankingMethod, ...] = (CONSENSUS, LINEAR, GAUSSIAN, FOREST, NETWORKS)
-    datasets: tuple[str, ...] = tuple(name for name in SOURCES if name != "sushi")
-    repetitions: int = 5
-    folds: int = 10
-    held_out: float = 0.2  # of the training pairs, to choose settings on
-
-
-FULL = RankingConfig()
-REDUCED = replace(FULL, repetitions=1)
-SUSHI = RankingConfig(  # many pairs, and little to learn from them: the inputs say little about preferences
-    methods=(
-        CONSENSUS,
-        LINEAR,
-        replace(GAUSSIAN, settings=tuple(Ridge(scale, value) for scale in (0.01, 0.1) for value in (1e-2, 1e-1))),
-        replace(FOREST, settings=(Forest(1 / 3, trees=50, leaf=50),)),
-        NETWORKS,
-    ),
-    datasets=("sushi",),
-    repetitions=1,
-)
-QUICK = RankingConfig(
-    methods=(
-        CONSENSUS,
-        replace(LINEAR, kernels=("Kemeny",)),
-        replace(GAUSSIAN, kernels=("Kemeny",)),
-        replace(FOREST, settings=(Forest(1.0, trees=10),)),
-        replace(
-            NETWORKS,
-            settings=tuple(Recipe(MLP((32, 32), name), TRAINING, 100, members=1) for name in ("relu", "tanh")),
-            parts=2,
-        ),
-    ),
-    datasets=("generated",),
-    repetitions=2,
-    folds=2,
-)
-
-
-def run(config: RankingConfig, session: Session) -> None:
+def run(config: methods.RankingConfig, session: Session) -> None:
     """Compute what ``models.jsonl`` does not hold yet."""
     results = session.results("models")
     for name in config.datasets:
         data = generate() if name == "generated" else load_label_ranking(name, session.data)
         for seed in range(config.repetitions):
-            folds = make_folds(data, config.folds, seed)
+            folds = methods.make_folds(data, config.folds, seed)
             for method in config.methods:
                 for kernel in method.kernels:
                     key = make_key(config, method, name, len(data.X), kernel, seed)
@@ -142,21 +44,23 @@ def run(config: RankingConfig, session: Session) -> None:
                     results.record_all(keys, partial(measure_method, config, method, kernel, folds, seed))
 
 
-def make_key(config: RankingConfig, method: RankingMethod, name: str, n: int, kernel: str, seed: int) -> Row:
+def make_key(
+    config: methods.RankingConfig, method: methods.RankingMethod, name: str, n: int, kernel: str, seed: int
+) -> Row:
     task = {"experiment": "label_ranking", "dataset": name, "n": n, "folds": config.folds, "seed": seed}
-    model = {"method": method.name, "kernel": kernel, "sketch": "SubSample", "m": SKETCH}
+    model = {"method": method.name, "kernel": kernel, "sketch": "SubSample", "m": methods.SKETCH}
     settings = {"settings": [str(setting) for setting in method.settings], "selected": len(method.settings) > 1}
     averaged = {"parts": method.parts, "averaged": method.best} if method.parts > 1 else {}
     return task | model | settings | averaged | {"held_out": config.held_out}
 
 
-def list_decoders(method: RankingMethod, kernel: str) -> list[Decoder]:
-    exact = KERNELS[kernel][1]
+def list_decoders(method: methods.RankingMethod, kernel: str) -> list[Decoder]:
+    exact = methods.KERNELS[kernel][1]
     return [exact, Candidates("kernel")] if method.candidates else [exact]
 
 
 def measure_method(
-    config: RankingConfig, method: RankingMethod, kernel: str, folds: list[Fold], seed: int
+    config: methods.RankingConfig, method: methods.RankingMethod, kernel: str, folds: list[methods.Fold], seed: int
 ) -> Iterator[Row]:
     """Fit a method to all folds, and yield a row for every decoder."""
     clock = Stopwatch()
@@ -173,10 +77,10 @@ def measure_method(
 
 
 def choose_and_fit(
-    config: RankingConfig, method: RankingMethod, kernel_name: str, folds: list[Fold], seed: int
-) -> tuple[list[FoldPrediction], list[Any]]:
+    config: methods.RankingConfig, method: methods.RankingMethod, kernel_name: str, folds: list[methods.Fold], seed: int
+) -> tuple[list[methods.FoldPrediction], list[Any]]:
     """Choose the best settings of every fold on held-out training pairs, fit them to all pairs, and average."""
-    kernel, decoder = KERNELS[kernel_name]
+    kernel, decoder = methods.KERNELS[kernel_name]
     best = np.zeros((1, len(folds)), dtype=int)
     if len(method.settings) > 1:
         inner = [part for fold in folds for part in fold.split_training_pairs(config.held_out, method.parts, seed)]
@@ -184,7 +88,7 @@ def choose_and_fit(
         taus = np.array([[prediction.measure(decoder) for prediction in predictions] for predictions in tried])
         means = taus.reshape(len(taus), len(folds), method.parts).mean(axis=2)
         best = np.argsort(-means, axis=0, kind="stable")[: method.best]
-    fitted: list[list[FoldPrediction]] = [[] for _ in folds]
+    fitted: list[list[methods.FoldPrediction]] = [[] for _ in folds]
     for index in np.unique(best):
         where = np.flatnonzero((best == index).any(axis=0))
         (predictions,) = method.fit([method.settings[index]], kernel, [folds[i] for i in where], seed)
@@ -228,9 +132,8 @@ def list_datasets(rows: list[Row]) -> list[str]:
 def draw(folder: Path, image: Path) -> Path:
     """Kendall's τ of the methods with the Kemeny kernel, a panel for every data set."""
     rows = [row for row in tabulate(folder) if row["model"].endswith(", Kemeny")]
-    points = {
-        name: [(METHODS[row["method"]], *row[name]) for row in rows if name in row] for name in list_datasets(rows)
-    }
+    names = list_datasets(rows)
+    points = {name: [(METHODS[row["method"]], *row[name]) for row in rows if name in row] for name in names}
     return draw_panels(points, "Kendall's τ", image, across=4)
 
 

@@ -1,4 +1,4 @@
-"""What the label ranking study compares: methods that predict coordinates of rankings on the folds of a data set."""
+"""What the label ranking study compares: methods that predict coordinates of rankings, and how they are run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from dsokr import sketches
+from dsokr import decoders, kernels, sketches
 from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.decoders import Decoder, EmbeddedOutputs
 from dsokr.kernels import Gaussian, Kernel, Polynomial
@@ -27,8 +27,9 @@ from dsokr.regressors import Neural, Training
 from dsokr.regressors.networks import MLP
 from dsokr.regressors.networks.base import build_network
 from dsokr.regressors.ridge import SketchedRidge
-from studies.baselines.regression import CPU, as_targets
-from studies.data.label_ranking import LabelRanking
+from studies.baselines.regression import as_targets
+from studies.data.label_ranking import SOURCES, LabelRanking
+from studies.study import CPU
 
 SKETCH = 300  # rankings that span the basis, or all if there are fewer; k labels give at most k² dimensions
 ANCHORS = 1000  # inputs that span the functions of ridge regression, or all if there are fewer
@@ -105,8 +106,8 @@ class FoldPrediction:
         return kendall_tau(predicted, self.fold.test.Y).mean().item()
 
 
+# (settings, kernel, folds, seed) -> for every setting the predictions on every fold
 Fit = Callable[[Sequence[Any], Kernel, list[Fold], int], list[list[FoldPrediction]]]
-"""(settings, kernel, folds, seed) -> for every setting the predictions on every fold."""
 
 
 def draw_basis(kernel: Kernel, fold: Fold, seed: int) -> SketchedBasis:
@@ -254,3 +255,84 @@ def fit_consensus(settings: Sequence[Any], basis: SketchedBasis, fold: Fold, see
     """The mean of the coordinates, whatever the input: with the Kemeny kernel, Kemeny's consensus ranking."""
     z = basis.embed(fold.train.Y).mean(dim=0)
     return [z.expand(len(fold.test.Y), -1) for _ in settings]
+
+
+KERNELS: dict[str, tuple[Kernel, Decoder]] = {  # each with the decoder that searches all rankings
+    "Kemeny": (kernels.Kemeny(), decoders.Kemeny()),
+    "Hamming": (kernels.Hamming(), decoders.HammingRanking()),
+    "Lehmer": (kernels.Lehmer(), decoders.Lehmer()),
+}
+
+
+@dataclass(frozen=True)
+class RankingMethod:
+    """How a method is fitted, the settings to choose from, and the kernels whose coordinates it predicts."""
+
+    name: str
+    fit: Fit
+    settings: tuple[Any, ...]
+    kernels: tuple[str, ...] = ("Kemeny",)
+    quick: Fit | None = None  # fitted instead when settings are compared; None: fit
+    parts: int = 1  # of the training pairs, held out in turn to compare the settings
+    best: int = 1  # settings that are fitted and whose coefficients are averaged
+    candidates: bool = False  # whether the training rankings are also tried as the only answers
+
+
+TRAINING = Training(
+    batch_size=64, learning_rate=1e-2, optimizer="adamw", schedule="linear", validation_fraction=0.0, progress=False
+)
+GENTLE = replace(TRAINING, learning_rate=3e-3, weight_decay=3.0)  # for smoother functions
+RECIPES = tuple(
+    Recipe(network, training)
+    for network, training in product((MLP(()), MLP((64, 64), "tanh"), MLP((64, 64, 64))), (TRAINING, GENTLE))
+)
+LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2)
+NETWORKS = RankingMethod(
+    "dsokr", fit_networks, RECIPES, tuple(KERNELS), fit_single_networks, parts=5, best=2, candidates=True
+)
+CONSENSUS = RankingMethod("consensus", fit_consensus, (None,))
+LINEAR = RankingMethod("linear ridge", fit_ridge, tuple(Ridge(None, value) for value in LAMBDAS), tuple(KERNELS))
+GAUSSIAN = RankingMethod(
+    "kernel ridge", fit_ridge, tuple(Ridge(*pair) for pair in product((0.3, 1.0, 3.0), LAMBDAS)), tuple(KERNELS)
+)
+FOREST = RankingMethod("random forest", fit_forest, (Forest(1.0), Forest(1 / 3)))
+
+
+@dataclass(frozen=True)
+class RankingConfig:
+    methods: tuple[RankingMethod, ...] = (CONSENSUS, LINEAR, GAUSSIAN, FOREST, NETWORKS)
+    datasets: tuple[str, ...] = tuple(name for name in SOURCES if name != "sushi")
+    repetitions: int = 5
+    folds: int = 10
+    held_out: float = 0.2  # of the training pairs, to choose settings on
+
+
+FULL = RankingConfig()
+REDUCED = replace(FULL, repetitions=1)
+SUSHI = RankingConfig(  # many pairs, and little to learn from them: the inputs say little about preferences
+    methods=(
+        CONSENSUS,
+        LINEAR,
+        replace(GAUSSIAN, settings=tuple(Ridge(scale, value) for scale in (0.01, 0.1) for value in (1e-2, 1e-1))),
+        replace(FOREST, settings=(Forest(1 / 3, trees=50, leaf=50),)),
+        NETWORKS,
+    ),
+    datasets=("sushi",),
+    repetitions=1,
+)
+QUICK = RankingConfig(
+    methods=(
+        CONSENSUS,
+        replace(LINEAR, kernels=("Kemeny",)),
+        replace(GAUSSIAN, kernels=("Kemeny",)),
+        replace(FOREST, settings=(Forest(1.0, trees=10),)),
+        replace(
+            NETWORKS,
+            settings=tuple(Recipe(MLP((32, 32), name), TRAINING, 100, members=1) for name in ("relu", "tanh")),
+            parts=2,
+        ),
+    ),
+    datasets=("generated",),
+    repetitions=2,
+    folds=2,
+)

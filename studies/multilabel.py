@@ -80,10 +80,8 @@ def run(config: MultilabelConfig, session: Session) -> None:
     for name, load in config.data.items():
         tuning = Tuning(LabelTask.of(name, load(session.data)), session.results("validation"))
         for group in list_finalists(config, tuning):
-            choices = [
-                (choice.f1, method, decoder) for method in group for decoder, choice in tuning.of(method).items()
-            ]
-            _, *selected = max(choices, key=lambda found: found[0])
+            tried = [(choice.f1, method, name) for method in group for name, choice in tuning.of(method).items()]
+            _, *selected = max(tried, key=lambda found: found[0])
             for method in group:
                 for seed in config.seeds:
                     measure_method(method, tuning, seed, session.results("models"), selected)
@@ -179,10 +177,8 @@ def tabulate(folder: Path) -> list[Row]:
     for data, own in group_rows(rows, lambda row: row["data"]).items():
         models = [_summarize(data, name, group) for name, group in group_rows(own, name_model).items()]
         table += sorted(models, key=lambda row: -row["val_f1"])
-        published = LITERATURE.get(data, {}).items()
-        table += [
-            {"data": data, "model": name, "published": value, "source": "literature"} for name, value in published
-        ]
+        published, source = LITERATURE.get(data, {}).items(), {"data": data, "source": "literature"}
+        table += [source | {"model": name, "published": value} for name, value in published]
     return table
 
 

@@ -26,10 +26,10 @@ from dsokr.regressors.neural import FittedNetwork
 from dsokr.regressors.ridge import SketchedRidge
 from dsokr.rules import RULES
 from dsokr.sketches import SubSample
-from studies.baselines.logistic import LabelNetwork
-from studies.baselines.regression import CPU
+from studies.baselines.regression import LabelNetwork
 from studies.data.multilabel import MultiLabel
 from studies.results import Row, pick_fields
+from studies.study import CPU
 
 LabelPairs = tuple[np.ndarray, np.ndarray]  # inputs (n, d), label sets (n, labels)
 
@@ -184,9 +184,8 @@ class Deep(LabelMethod):
     def predict(self, task: LabelTask, chosen: dict[str, Row], seed: int) -> dict[str, np.ndarray]:
         epochs = chosen[self.decoders[0]]["epochs"]  # one training serves all decoders
         space = LabelSpace.of(self.kernel, task.train[1], self.size, seed)
-        z = average_predictions(
-            self._fit(space, task.train, seed, self.setting.training(self.training, epochs)), task.test[0]
-        )
+        networks = self._fit(space, task.train, seed, self.setting.training(self.training, epochs))
+        z = average_predictions(networks, task.test[0])
         return {name: space.decode(find_decoder(name, values["rule"]), z) for name, values in chosen.items()}
 
     def _fit(

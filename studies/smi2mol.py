@@ -8,9 +8,7 @@ agrees better with the edit distance, the best 2,048 directions of a larger sket
 coefficients are also decoded by a search over all molecules instead of a list.
 """
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,70 +22,16 @@ from dsokr.decoders import Candidates, EmbeddedOutputs
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.kernels import Kernel
 from dsokr.metrics import edit_distance
-from dsokr.regressors.networks import CharTransformer
 from dsokr.rules import RULES, Rule
+from studies import smi2mol_models as models
 from studies.data.smi2mol import SMI2Mol, load_smi2mol
 from studies.plots import pyplot, save_figure
 from studies.results import Row, format_spread, mean_and_sd, read_rows
-from studies.smi2mol_baselines import (
-    Baseline,
-    KernelBarycenterBaseline,
-    NetworkBarycenterBaseline,
-    SketchedRidgeBaseline,
-)
-from studies.smi2mol_models import (
-    FEW,
-    KERNELS,
-    OURS,
-    PAPERS,
-    PAPERS_KERNELS,
-    MoleculeModel,
-    choose_decoder,
-    decode,
-    fit_model,
-    measure_distances,
-    shrink,
-)
-from studies.study import Session, Study
+from studies.smi2mol_models import FULL, QUICK, REDUCED
+from studies.study import Session, Study, decode
 
 
-@dataclass(frozen=True)
-class Smi2MolConfig:
-    models: tuple[MoleculeModel, ...] = (PAPERS, OURS, FEW)
-    splits: tuple[int, ...] = (0, 1, 2, 3, 4)
-    sizes: tuple[int, ...] = (100, 200, 400, 800, 1600, 3200, 6400)
-    kernel_size: int = 3200  # of the sketch with which kernels are compared
-    baselines: tuple[Baseline, ...] = (SketchedRidgeBaseline(), KernelBarycenterBaseline(), NetworkBarycenterBaseline())
-    n_train: int | None = None  # None: all
-    nearest: int = 200  # training molecules among which the best one is looked for
-    drawn: int = 12  # test molecules of the last split, spread over all sizes, whose predictions are kept
-
-
-FULL = Smi2MolConfig()
-SMALL, TINY = (CharTransformer(layers, width, dropout=0.0, longest=64) for layers, width in ((3, 128), (2, 64)))
-REDUCED = Smi2MolConfig(  # an hour or two on two cores
-    models=tuple(shrink(model, 1500, 512, SMALL, epochs=30) for model in (PAPERS, OURS)),
-    splits=(0,),
-    sizes=(100, 400, 1600),
-    kernel_size=1600,
-    n_train=20_000,
-)
-QUICK = Smi2MolConfig(
-    models=tuple(shrink(model, 100, 60, TINY, epochs=2, warmup_steps=4) for model in (PAPERS, OURS)),
-    baselines=(
-        SketchedRidgeBaseline(input_size=100, size=100),
-        KernelBarycenterBaseline(input_size=100, grid={"neighbors": (5,)}, n_choose=20, n_test=20),
-        NetworkBarycenterBaseline(n_train=20, epochs=1, n_choose=20, n_test=20, grid={"trade_off": (0.5,)}),
-    ),
-    splits=(0,),
-    sizes=(50, 100),
-    kernel_size=100,
-    n_train=1000,
-    nearest=5,
-)
-
-
-def run(config: Smi2MolConfig, session: Session) -> None:
+def run(config: models.Smi2MolConfig, session: Session) -> None:
     """Compute what is missing: Perfect h, the comparison of kernels, our models and the baselines."""
     for number in config.splits:
         split = load_smi2mol(session.data, number).cut(config.n_train)
@@ -107,7 +51,7 @@ def make_key(split: SMI2Mol, number: int) -> Row:
     return {"experiment": "smi2mol", "split": number, "n_train": len(split.train.smiles)}
 
 
-def keep_truth(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
+def keep_truth(config: models.Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
     """Keep the true graphs of the predictions that are drawn."""
     key = {"experiment": "smi2mol", "split": config.splits[-1], "method": "truth"}
     smiles = [split.test.smiles[i] for i in _spread(len(split.test.smiles), config.drawn)]
@@ -115,9 +59,9 @@ def keep_truth(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
     session.results("predictions").record(key, lambda: {"metrics": metrics})
 
 
-def compare_sizes(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
+def compare_sizes(config: models.Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
     """Figure 2: the edit distance of Perfect h against the sketch size, by the paper's rule and by the others."""
-    for name, kernel in PAPERS_KERNELS.items():
+    for name, kernel in models.PAPERS_KERNELS.items():
         key = make_key(split, config.splits[0]) | {"method": "perfect_h", "kernel": name, "sketch": "SubSample"}
         keys = [key | {"m": m, "rule": rule, "seed": 0} for m in config.sizes for rule in RULES]
 
@@ -139,12 +83,12 @@ def measure_perfect_h(basis: SketchedBasis, split: SMI2Mol, rules: Sequence[Rule
     known, z = EmbeddedOutputs(basis, split.train.graphs), basis.embed(split.val.graphs)
     for rule in rules:
         predicted = Candidates(rule).decode(basis, z, known).outputs
-        yield {"metrics": measure_distances(predicted, split.val.graphs)}
+        yield {"metrics": models.measure_distances(predicted, split.val.graphs)}
 
 
-def compare_kernels(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
+def compare_kernels(config: models.Smi2MolConfig, split: SMI2Mol, session: Session) -> None:
     """Which kernel agrees best with the edit distance? Perfect h at one size, for all of them."""
-    for name, kernel in KERNELS.items():
+    for name, kernel in models.KERNELS.items():
         key = make_key(split, config.splits[0]) | {"method": "perfect_h", "kernel": name, "formula": str(kernel)}
         key |= {"sketch": "SubSample", "m": config.kernel_size, "rule": "projected", "seed": 0}
 
@@ -155,16 +99,16 @@ def compare_kernels(config: Smi2MolConfig, split: SMI2Mol, session: Session) -> 
         session.results("kernels").record(key, measure)
 
 
-def measure_floor(config: Smi2MolConfig, split: SMI2Mol, number: int, session: Session) -> None:
+def measure_floor(config: models.Smi2MolConfig, split: SMI2Mol, number: int, session: Session) -> None:
     """How near the best training molecule is: the floor of any list of candidates, or very little above it.
 
     The edit distance to all of them would take hours per split; it is computed to the nearest ones by the kernel.
     """
-    key = make_key(split, number) | {"method": "floor", "kernel": OURS.kernel, "nearest": config.nearest}
+    key = make_key(split, number) | {"method": "floor", "kernel": models.OURS.kernel, "nearest": config.nearest}
 
     def measure() -> Row:
         train, test = split.train.graphs, split.test.graphs
-        basis = draw_span(KERNELS[OURS.kernel], split, 1000, session).basis()
+        basis = draw_span(models.KERNELS[models.OURS.kernel], split, 1000, session).basis()
         nearest = EmbeddedOutputs(basis, train).top(basis.embed(test), config.nearest, "projected").indices.cpu()
         floor = {}
         for name, labels in (("ged", False), ("ged_edge_labels", True)):
@@ -175,7 +119,9 @@ def measure_floor(config: Smi2MolConfig, split: SMI2Mol, number: int, session: S
     session.results("floor").record(key, measure)
 
 
-def run_model(config: Smi2MolConfig, model: MoleculeModel, split: SMI2Mol, number: int, session: Session) -> None:
+def run_model(
+    config: models.Smi2MolConfig, model: models.MoleculeModel, split: SMI2Mol, number: int, session: Session
+) -> None:
     """Train one model on one split, and record a row for every decoder."""
     key = make_key(split, number) | {"method": "dsokr", "model": model.name, "kernel": model.kernel, "seed": number}
     key |= {"sketch": str(model.sketch), "dim": model.dim}
@@ -185,20 +131,19 @@ def run_model(config: Smi2MolConfig, model: MoleculeModel, split: SMI2Mol, numbe
 
 
 def measure_model(
-    config: Smi2MolConfig, model: MoleculeModel, split: SMI2Mol, keys: list[Row], session: Session
+    config: models.Smi2MolConfig, model: models.MoleculeModel, split: SMI2Mol, keys: list[Row], session: Session
 ) -> Iterator[Row]:
-    estimator, seconds = fit_model(model, split, keys[0]["seed"], session.device)
-    session.say(f"trained {model.name} in {seconds['training']:.0f} s")
+    estimator, clock = models.fit_model(model, split, keys[0]["seed"], session.device)
+    session.say(f"trained {model.name} in {clock.seconds['training']:.0f} s")
     for key in keys:
-        decoder, metrics = choose_decoder(estimator, model.decoders[key["decoder"]], split)
-        start = time.perf_counter()
-        predicted = decode(estimator, decoder, split.test.smiles)
-        seconds["decoding"] = time.perf_counter() - start
-        metrics = measure_distances(predicted, split.test.graphs) | metrics
+        decoder, metrics = models.choose_decoder(estimator, model.decoders[key["decoder"]], split)
+        with clock("decoding"):
+            predicted = decode(estimator, decoder, split.test.smiles)
+        metrics = models.measure_distances(predicted, split.test.graphs) | metrics
         if key["split"] == config.splits[-1]:
             session.results("predictions").record(key, partial(keep_graphs, predicted, config.drawn))
         metrics |= {"best_epoch": estimator.history_.best_epoch}
-        yield {"chosen": {"rule": decoder.scoring_rule()}, "metrics": metrics, "seconds": dict(seconds)}
+        yield {"chosen": {"rule": decoder.scoring_rule()}, "metrics": metrics, "seconds": dict(clock.seconds)}
 
 
 def _spread(n: int, count: int) -> list[int]:
@@ -212,7 +157,9 @@ def keep_graphs(predicted: GraphBatch | Sequence[Graph], count: int) -> Row:
     return {"metrics": {"graphs": [[list(g.labels), [list(e) for e in g.edges]] for g in graphs]}}
 
 
-def run_baseline(config: Smi2MolConfig, baseline: Baseline, split: SMI2Mol, number: int, session: Session) -> None:
+def run_baseline(
+    config: models.Smi2MolConfig, baseline: models.Baseline, split: SMI2Mol, number: int, session: Session
+) -> None:
     """Fit and test one baseline on one split."""
     key = {"experiment": "smi2mol", "split": number} | baseline.key(split, number)
 
@@ -276,8 +223,8 @@ COLUMNS = {
 def draw(folder: Path, image: Path) -> Path:
     """Figure 2: the edit distance of Perfect h against the sketch size, by the three decoding rules."""
     rows = read_rows(folder / "perfect_h.jsonl")
-    figure, grid = pyplot().subplots(1, len(PAPERS_KERNELS), figsize=(11, 3.3), layout="constrained", sharey=True)
-    for axes, kernel in zip(grid, PAPERS_KERNELS, strict=True):
+    figure, grid = pyplot().subplots(1, 3, figsize=(11, 3.3), layout="constrained", sharey=True)
+    for axes, kernel in zip(grid, models.PAPERS_KERNELS, strict=True):
         for rule, label in (("kernel", "the paper's rule"), ("projected", "projected"), ("cosine", "cosine")):
             own = [row for row in rows if (row["kernel"], row["rule"]) == (kernel, rule)]
             points = sorted((row["m"], row["metrics"]["ged_edge_labels"]) for row in own)

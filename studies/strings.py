@@ -41,11 +41,11 @@ from dsokr.regressors import Neural, Training
 from dsokr.regressors.networks import CNN
 from dsokr.regressors.neural import FittedNetwork
 from dsokr.sketches import SubSample
-from studies.baselines.regression import CPU, as_targets
+from studies.baselines.regression import as_targets
 from studies.data.ocr_letters import FIRST, WrittenWords, generate, load_ocr_letters, rearrange_letters
 from studies.plots import draw_panels
 from studies.results import Row, format_spread, group_rows, mean_and_sd, read_rows
-from studies.study import Session, Stopwatch, Study
+from studies.study import CPU, Session, Stopwatch, Study
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 LEAST = 2000  # rearranged strings at least
@@ -270,9 +270,8 @@ def fit_dsokr(
         parts.append(rearrange_letters(words, count, np.random.default_rng(seed)))
     X = torch.from_numpy(np.concatenate([part.X for part in parts]))
     Y = [str(word) for part in parts for word in part.words]
-    regressor = Neural(
-        lambda p: ExpectedNGrams(deepcopy(classifier.network), p), training=train_for(config.training, steps, len(Y))
-    )
+    training = train_for(config.training, steps, len(Y))
+    regressor = Neural(lambda p: ExpectedNGrams(deepcopy(classifier.network), p), training=training)
     sketch = SubSample(min(config.size, len(Y)))
     model = DSOKR(NGram(setting.n), sketch, regressor, decoder=Candidates("kernel"), random_state=seed, device="cpu")
     return model.fit(X, Y)

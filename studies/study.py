@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dsokr.estimator import DSOKR
 from dsokr.files import lock_folder
 from dsokr.regressors import Training
 from studies.results import Columns, Results, Row
@@ -51,6 +52,11 @@ class Study:
         with lock_folder(session.folder, "python -m studies"):
             for configuration in self.sizes[size]:
                 self.run(configuration, session)
+
+
+def decode(model: DSOKR, decoder: Any, X: Any) -> Any:
+    """Predict with another decoder than the model's own."""
+    return decoder.decode(model.basis_, model.coefficients(X), model.known_).outputs
 
 
 @dataclass

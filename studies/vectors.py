@@ -26,7 +26,7 @@ from studies.baselines.regression import fit_regression
 from studies.data.synthetic import LeastSquares, LeastSquaresData
 from studies.plots import pyplot, save_figure
 from studies.results import TRAINING_FIELDS, Row, group_rows, mean_and_sd, pick_fields, read_rows
-from studies.study import Session, Stopwatch, Study
+from studies.study import Session, Stopwatch, Study, decode
 
 DECODERS: dict[str, Decoder] = {"Candidates": Candidates("kernel"), "Gradient": Gradient()}
 
@@ -101,18 +101,12 @@ def choose_width(config: VectorsConfig, data: LeastSquaresData, kernel: str, see
     if kernel == "Gaussian":
         kernels = {width: Gaussian(width / median) for width in config.widths}
     sketch, regressor = SubSample(config.size), Neural(config.network, training=config.training)
-    models = {
-        width: DSOKR(kernel, sketch, regressor, decoder=Gradient(), random_state=seed, device="cpu").fit(
-            *data.train, validation=data.val
-        )
-        for width, kernel in kernels.items()
-    }
+    options: Row = {"decoder": Gradient(), "random_state": seed, "device": "cpu"}
+    models = {width: DSOKR(kernel, sketch, regressor, **options) for width, kernel in kernels.items()}
+    for model in models.values():
+        model.fit(*data.train, validation=data.val)
     best = min(models, key=lambda width: mse(decode(models[width], Gradient(), data.val[0]), data.val[1]))
     return models[best], best
-
-
-def decode(model: DSOKR, decoder: Decoder, X: Tensor) -> Tensor:
-    return decoder.decode(model.basis_, model.coefficients(X), model.known_).outputs
 
 
 def mse(predicted: Tensor, true: Tensor) -> float:

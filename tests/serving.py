@@ -67,7 +67,7 @@ def running(app: Any) -> Any:
     """A real server on a free port of this machine: its address, and the server itself."""
     import uvicorn
 
-    from dsokr.serve import server
+    from dsokr.serve.app import bind
 
     started = threading.Event()
 
@@ -76,7 +76,7 @@ def running(app: Any) -> Any:
             await super().startup(sockets)
             started.set()
 
-    listening = server.bind("127.0.0.1", 0)
+    listening = bind("127.0.0.1", 0)
     real = Server(uvicorn.Config(app, log_level="critical", access_log=False))
     thread = threading.Thread(target=real.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dsokr import __version__, chem, metrics
-from dsokr.commands import Predictor, app, evaluate, fit, library, predict, report
+from dsokr.commands import Predictor, app, columns, evaluate, fit, predict
 from dsokr.commands.options import FitOptions
 from dsokr.commands.predictor import Pairs
 from dsokr.commands.tables import Problems, Table
@@ -196,7 +196,7 @@ def test_ranking_a_library(dsokr, fitted, folder, inputs, tmp_path, smiles, monk
     assert [row["prediction"] for row in rows] == [smiles[i] for i in expected.indices.flatten().tolist()]
     assert [row["name"] for row in rows] == [f"m{i}" for i in expected.indices.flatten().tolist()]
     assert np.allclose([float(row["score"]) for row in rows], expected.scores.flatten())
-    monkeypatch.setattr(library, "BLOCK", 7)
+    monkeypatch.setattr(predict, "BLOCK", 7)
     dsokr(*arguments, "--out", tmp_path / "blocks.csv")
     assert (tmp_path / "ranked.csv").read_text() == (tmp_path / "blocks.csv").read_text()
     for rule in ("kernel", "projected", "cosine"):
@@ -234,7 +234,7 @@ BAD = [row for row, cell in enumerate(REPEATED, start=2) if cell in ("", "C1CC")
 def test_bad_candidates_that_repeat_are_skipped_and_good_ones_count_once(
     dsokr, fitted, inputs, tmp_path, monkeypatch, size
 ):
-    monkeypatch.setattr(library, "BLOCK", size)
+    monkeypatch.setattr(predict, "BLOCK", size)
     candidates = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
     done = dsokr("rank", fitted, inputs, "--candidates", candidates, "--out", tmp_path / "r.csv")
     assert "3 candidates (3 listed again, counted once) ranked" in done.stdout
@@ -252,14 +252,14 @@ def test_candidates_that_repeat_after_an_interruption(dsokr, fitted, tmp_path, m
     candidates = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
     arguments = ("embed", fitted, candidates, "--json", "--out")
     whole = json.loads(dsokr(*arguments, tmp_path / "whole").stdout)
-    monkeypatch.setattr(library, "BLOCK", 2)
-    parse, calls = library.Library._parse, []
+    monkeypatch.setattr(predict, "BLOCK", 2)
+    read, calls = columns.Kind.read, []
 
-    def interrupted(self, cells):
+    def interrupted(kind, cells, kernel):
         calls.append(cells)
-        return stop() if len(calls) == blocks + 1 else parse(self, cells)
+        return stop() if len(calls) == blocks + 1 else read(kind, cells, kernel)
 
-    monkeypatch.setattr(library.Library, "_parse", interrupted)
+    monkeypatch.setattr(columns.Kind, "read", interrupted)
     assert "Run the same command to resume" in dsokr(*arguments, tmp_path / "i", expect=130).stderr
     facts = json.loads(dsokr(*arguments, tmp_path / "i").stdout)
     assert (facts["candidates"], facts["skipped"], facts["duplicates"]) == (3, len(BAD), 3)
@@ -306,7 +306,7 @@ def test_candidates_in_a_table_and_in_an_index(dsokr, fitted, folder, inputs, tm
     assert "library.idx is a folder. Name a file." in done.stderr
     done = dsokr("embed", fitted, folder / "library.smi", "--out", tmp_path / "flat", "--kind", "flat", expect=1)
     assert "kind must be one of" in done.stderr
-    assert len(library.open_index(Predictor.load(fitted, "cpu"), index)) == 80
+    assert len(predict.open_index(Predictor.load(fitted, "cpu"), index)) == 80
 
 
 def test_numbers_of_candidates_are_written_in_any_way(dsokr, folder, tmp_path):
@@ -388,10 +388,10 @@ def test_tiny_scores_are_told_apart(fitted, folder, smiles, monkeypatch):
     expected = evaluate.rank_truth(predictor, z, smiles[60:], pool)
     assert evaluate.rank_truth(predictor, 1e-20 * z, smiles[60:], pool) == pytest.approx(expected)
     best = predictor.among(smiles).top(z, 10, "cosine").indices
-    monkeypatch.setattr(library, "BLOCK", 7)
-    source = library.Library(predictor, folder / "library.smi", None, Problems())
+    monkeypatch.setattr(predict, "BLOCK", 7)
+    source = predict.Library(predictor, folder / "library.smi", None, Problems())
     found = predict.rank_library(source, 1e-20 * z, 10, "cosine", say=lambda *_, **__: None)
-    assert [[hit.cell for hit in hits] for hits in found] == [[smiles[i] for i in row] for row in best]
+    assert [[cell for cell, _, _ in hits] for hits in found] == [[smiles[i] for i in row] for row in best]
 
 
 def test_an_evaluation_says_what_the_right_answers_were_ranked_among(dsokr, fitted, tmp_path, smiles):
@@ -615,7 +615,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         ),
         (
             "fit --train {}/commas.csv --input c --output a --out m",
-            "commas.csv, row 4 (the header is row 1), column 'c', '< 0.1': '<' is not a number. Say --input-kind",
+            "commas.csv, row 4 (the header is row 1), column 'c', '< 0.1': '<' is not a number. Use --input-kind",
         ),
         ("fit --train {}/far.csv --input a --output b --out m", "row 9 (the header is row 1), column 'b': beside the"),
         ("fit --train {}/far.csv --input a,b --output c --out m", "column 'b': beside the extreme outlier 1e+90 all"),
@@ -793,7 +793,7 @@ def test_an_interrupted_training_can_be_discarded(dsokr, folder, tmp_path):
 
 
 def test_ctrl_c_while_a_library_is_read_leaves_no_table(dsokr, fitted, folder, inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(library.Library, "_parse", stop)
+    monkeypatch.setattr(columns.OutputKind, "read", stop)
     candidates = ("--candidates", folder / "library.smi")
     done = dsokr("rank", fitted, inputs, *candidates, "--out", tmp_path / "out.csv", expect=130)
     assert done.stderr == "dsokr: interrupted\n" and [path.name for path in tmp_path.iterdir()] == ["inputs.csv"]
@@ -803,7 +803,7 @@ def test_the_report_escapes_what_is_written(fitted, tmp_path):
     predictor = Predictor.load(fitted, "cpu")
     cells = ["<script>alert(1)</script>"], ["CO"]
     test = Pairs([2], *cells, predictor.input.parse(cells[0]), predictor.output.parse(cells[1]))
-    report.write_report(predictor, tmp_path / "r.html", "m", test, "t.csv")
+    evaluate.write_report(predictor, tmp_path / "r.html", "m", test, "t.csv")
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "<script>" not in page and "&lt;script&gt;" in page
 

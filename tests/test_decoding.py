@@ -6,7 +6,7 @@ from dsokr.basis import sketch_basis
 from dsokr.decoders import Candidates, EmbeddedOutputs, scan
 from dsokr.errors import InputError
 from dsokr.outputs import as_outputs, count, keys
-from dsokr.rules import RULES
+from dsokr.rules import RULES, sort_keys
 from implementations import DECODERS, names, vectors
 
 
@@ -121,12 +121,12 @@ def test_of_equal_candidates_the_first_wins(k, basis, monkeypatch):
         ([["a"] * 12], "Coordinates must be numbers of shape"),
     ],
 )
-def test_refuses_coefficients(z, message, basis):
+def test_refuses_coordinates(z, message, basis):
     with pytest.raises(InputError, match=message):
         Candidates("kernel").decode(basis, z, EmbeddedOutputs(basis, vectors(5)))
 
 
-def test_coefficients_of_any_kind(basis):
+def test_coordinates_of_any_kind(basis):
     known = EmbeddedOutputs(basis, vectors(5))
     z = basis.embed(vectors(3))
     expected = Candidates("kernel").decode(basis, z, known).scores
@@ -134,9 +134,9 @@ def test_coefficients_of_any_kind(basis):
         assert torch.equal(Candidates("kernel").decode(basis, same, known).scores, expected)
 
 
-@pytest.mark.parametrize("rows", [scan._Rows, scan._SortedRows])
-def test_scores_beyond_all_numbers(rows, monkeypatch):
-    monkeypatch.setattr(scan, "_Rows", rows)
+@pytest.mark.parametrize("fast", [torch.float32, torch.float64])
+def test_scores_beyond_all_numbers(fast, monkeypatch):
+    monkeypatch.setattr(scan, "FAST", fast)
     ys = 1e100 * vectors(20)
     basis = sketch_basis(kernels.Linear(), vectors(20), sketches.Full(), generator=torch.Generator())
     known = EmbeddedOutputs(basis, 1e60 * ys)
@@ -145,7 +145,7 @@ def test_scores_beyond_all_numbers(rows, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_scanning_and_sorting_find_the_same(rule, monkeypatch):
+def test_scanning_in_single_and_in_double_precision_finds_the_same(rule, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     ys = torch.randn(500, 3, generator=generator).round(decimals=1)  # coarse, so that some are equal
     basis = sketch_basis(kernels.Gaussian(0.3), ys, sketches.SubSample(40), generator=generator)
@@ -154,17 +154,19 @@ def test_scanning_and_sorting_find_the_same(rule, monkeypatch):
     for k in (1, 10, 600):
         scanned = known.top(z, k, rule)
         with monkeypatch.context() as patch:
-            patch.setattr(scan, "_Rows", scan._SortedRows)
-            sorted_ = known.top(z, k, rule)
-        assert torch.equal(scanned.indices, sorted_.indices)
-        assert torch.allclose(scanned.scores, sorted_.scores)
+            patch.setattr(scan, "FAST", torch.float64)
+            double = known.top(z, k, rule)
+        order = sort_keys(basis.score(z, known.outputs, rule)).sort(dim=1, descending=True, stable=True).indices
+        assert (scanned.indices == order[:, :k]).double().mean() > 0.999
+        assert torch.equal(scanned.indices, double.indices)
+        assert torch.allclose(scanned.scores, double.scores)
 
 
-@pytest.mark.parametrize("rows", [scan._Rows, scan._SortedRows])
+@pytest.mark.parametrize("fast", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_scan_goes_on_where_it_stopped(rule, rows, basis, generator, monkeypatch):
-    """Several lists one after the other are one list, and whoever asks for more than there are gets all."""
-    monkeypatch.setattr(scan, "_Rows", rows)
+def test_a_scan_goes_on_where_it_stopped(rule, fast, basis, generator, monkeypatch):
+    """Several lists one after the other are one list, and asking for more than there are gives all."""
+    monkeypatch.setattr(scan, "FAST", fast)
     ys = torch.cat([vectors(50), vectors(20)])  # some twice
     z = torch.randn(9, basis.dim, generator=generator, dtype=torch.float64)
     for k in (1, 10, 65, 10**12):  # the last could not be held
@@ -181,6 +183,8 @@ def test_a_scan_for_nobody_and_by_no_rule(basis):
     assert EmbeddedOutputs(basis, vectors(5)).top(torch.empty(0, basis.dim), 10, "kernel").indices.shape == (0, 5)
     with pytest.raises(InputError, match="decoding rule must be one of"):
         EmbeddedOutputs(basis, vectors(5)).top(torch.zeros(1, basis.dim), 1, "best")
+    with pytest.raises(InputError, match="k must be an integer of at least 1. Got 0"):
+        EmbeddedOutputs(basis, vectors(5)).top(torch.zeros(1, basis.dim), 0, "kernel")
 
 
 @pytest.fixture
@@ -241,9 +245,33 @@ def test_outputs_far_from_zero_are_told_apart(rule, keep, device, monkeypatch):
     basis = sketch_basis(kernels.Linear(), ys, sketches.SubSample(50), generator=generator, device=device)
     known, z, truth = EmbeddedOutputs(basis, ys, keep=keep), basis.embed(ys), torch.arange(len(ys))
     first = torch.where(truth < 1000, truth, truth - 1000)
-    for part in (scan._Rows, scan._SortedRows):
-        monkeypatch.setattr(scan, "_Rows", part)
+    for fast in (torch.float32, torch.float64):
+        monkeypatch.setattr(scan, "FAST", fast)
         assert (known.top(z, 1, rule).indices[:, 0].cpu() == first).double().mean() > 0.995
     tied = (truth < 100) | (truth >= 1000)
     expected = torch.where(tied, 1.5, 1.0)
     assert (known.ranks(z, truth, rule).cpu() == expected).double().mean() > 0.99
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("unit", [1e-60, 1e-30, 1e-12, 1e9, 1e30, 1e60])
+def test_small_and_large_scores_are_compared_like_others(unit, rule):
+    """Single precision ends at 1e-38 and 1e38, which scores reach earlier than the numbers they are computed from."""
+    generator = torch.Generator().manual_seed(0)
+    ys = torch.randn(200, 3, generator=generator, dtype=torch.float64)
+    ys = unit * torch.cat([ys, ys[:50]])
+    basis = sketch_basis(kernels.Linear(), ys / unit, sketches.Full(), generator=generator)
+    known, z, truth = EmbeddedOutputs(basis, ys), basis.embed(ys), torch.arange(250)
+    assert torch.equal(known.top(z, 2, rule).indices[:, 0], truth % 200)
+    tied = (truth < 50) | (truth >= 200)
+    assert torch.equal(known.ranks(z, truth, rule), torch.where(tied, 1.5, 1.0).double())
+
+
+def test_small_rows_among_others():
+    ys = vectors(200)
+    basis = sketch_basis(kernels.Linear(), ys, sketches.Full(), generator=torch.Generator())
+    known, scales = EmbeddedOutputs(basis, ys), 10.0 ** -torch.arange(0, 100, dtype=torch.float64)
+    z = basis.embed(ys[:1]) * scales[:, None]
+    best = known.top(z, 5, "cosine")
+    assert (best.indices == best.indices[:1]).all()
+    torch.testing.assert_close(best.scores / scales[:, None], best.scores[:1].expand(100, 5), rtol=1e-12, atol=0)

@@ -12,7 +12,7 @@ from dsokr.errors import MissingExtraError
 from dsokr.graphs import Graph, GraphBatch, permuted
 from dsokr.metrics import edit_distance
 from dsokr.regressors.networks import MLP, CharTransformer
-from studies import smi2mol_baselines
+from studies import smi2mol_models
 from studies.baselines import fgw
 from studies.baselines.fgw import ILEFGW, MatrixGraph, NNBaryFGW
 from studies.data.molecules import generate
@@ -231,9 +231,9 @@ def split() -> SMI2Mol:
 
 def test_the_baseline_with_kernels_keeps_the_best_of_its_grid(split):
     grid = {"regularization": (1e-3, 1.0), "neighbors": (1, 3)}
-    baseline = smi2mol_baselines.KernelBarycenterBaseline(input_size=30, grid=grid, n_choose=8)
+    baseline = smi2mol_models.KernelBarycenterBaseline(input_size=30, grid=grid, n_choose=8)
     row, predicted = baseline.measure(split, 0)
-    assert row["metrics"]["ged"] == smi2mol_baselines.mean_ged(predicted, split.test.graphs)
+    assert row["metrics"]["ged"] == smi2mol_models.mean_ged(predicted, split.test.graphs)
     assert baseline.key(split, 0)["n_train"] == 40 and set(row["seconds"]) == {"fit", "choose", "predict"}
     alone = [
         replace(baseline, grid={"regularization": (a,), "neighbors": (b,)}).measure(split, 0)[0]
@@ -245,7 +245,7 @@ def test_the_baseline_with_kernels_keeps_the_best_of_its_grid(split):
 
 def test_the_baseline_with_a_network_chooses_too(split):
     network = CharTransformer(layers=1, width=16, heads=2)
-    baseline = smi2mol_baselines.NetworkBarycenterBaseline(
+    baseline = smi2mol_models.NetworkBarycenterBaseline(
         network=network, grid={"templates": (1, 3)}, n_train=12, epochs=1, n_choose=4, n_test=5
     )
     row, predicted = baseline.measure(split, 0)

@@ -9,7 +9,7 @@ from torch import Generator
 
 from dsokr import DSOKR, Graph, kernels, sketch_basis, sketches
 from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, Molecules, Neighbors
-from dsokr.decoders.objective import Objective, split_terms
+from dsokr.decoders.graphs import Objective, split_terms
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import NSPD, ShortestPath, WeisfeilerLehman

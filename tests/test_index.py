@@ -16,7 +16,7 @@ import torch
 
 import implementations
 from dsokr import DSOKR, kernels, sketch_basis, sketches
-from dsokr.commands import library
+from dsokr.commands import predict
 from dsokr.commands.app import app
 from dsokr.commands.columns import String, Vector
 from dsokr.commands.predictor import Predictor
@@ -24,13 +24,14 @@ from dsokr.decoders import EmbeddedOutputs, scan
 from dsokr.errors import InputError, MissingExtraError, ModelFolderError
 from dsokr.files import lock_folder
 from dsokr.graphs import GraphBatch
-from dsokr.index import Block, BuildOptions, CandidateIndex, Head, build, candidates, fingerprint, neighbors, storage
+from dsokr.index import Block, BuildOptions, CandidateIndex, Head, build, candidates, fingerprint
 from dsokr.index.build import sample_queries
 from dsokr.outputs import ViewBatch, count, take
 from dsokr.regressors import KernelRidge
 from dsokr.rules import RULES, as_points, as_queries
 
 N, P = 2000, 12
+builds = sys.modules["dsokr.index.build"]  # the package has a function of this name
 needs_faiss = pytest.mark.skipif(find_spec("faiss") is None, reason="needs the extra search")
 
 
@@ -125,7 +126,7 @@ class TestSearch:
             assert all(run == list(range(run[0], run[0] + 4 * len(run), 4)) and run[0] < 4 for run in runs)
         assert index.search(torch.zeros(2, 5), 5, "cosine").indices.tolist() == [[0, 1, 2, 3, 4]] * 2
 
-    def test_large_and_small_coefficients_are_ranked_alike(self, index, queries):
+    def test_large_and_small_coordinates_are_ranked_alike(self, index, queries):
         usual = index.search(queries, 10, "cosine").indices
         for scale in (1e-9, 1e9):
             assert torch.equal(index.search(scale * queries, 10, "cosine").indices, usual)
@@ -134,7 +135,7 @@ class TestSearch:
         assert index.search(torch.empty(0, P), 3, "kernel").indices.shape == (0, 3)
 
     def test_cosines(self, index, basis, outputs, queries, monkeypatch):
-        monkeypatch.setattr(candidates, "PAIRS", 12)  # several parts
+        monkeypatch.setattr(scan, "PAIRS", 12)  # several parts
         found = index.search(queries, 4, "kernel")
         expected = torch.cosine_similarity(queries[:, None], basis.embed(outputs)[found.indices], dim=2)
         torch.testing.assert_close(index.cosines(queries, found.indices), expected, rtol=0, atol=1e-6)
@@ -182,7 +183,7 @@ class TestBuild:
     @pytest.mark.parametrize("crash", [False, True])
     def test_an_interrupted_build_resumes(self, tmp_path, index, builder, queries, monkeypatch, crash):
         """After Ctrl-C, or a crash in the middle of a block. The files are those of a build in one go."""
-        monkeypatch.setattr(storage, "COMMIT_SECONDS", 0.0 if crash else 1e9)
+        monkeypatch.setattr(builds, "COMMIT_SECONDS", 0.0 if crash else 1e9)
         folder, asked, said = tmp_path / "library.idx", [], []
         with pytest.raises(KeyboardInterrupt):
             builder(folder, fail_after=3, asked=asked)
@@ -207,7 +208,7 @@ class TestBuild:
                 raise OSError(28, "No space left on device")
             return dumps(value, **options)
 
-        monkeypatch.setattr(storage.json, "dumps", full)
+        monkeypatch.setattr(builds.json, "dumps", full)
         with pytest.raises(OSError, match="No space left"):
             builder(tmp_path / "i", 1000)
         asked = []
@@ -256,7 +257,7 @@ class TestBuild:
     )
     def test_interrupted_after_any_change_of_a_file(self, tmp_path, builder, monkeypatch, before, options):
         """The folder holds the old index, an unfinished one or the new one, and the same call finishes the new one."""
-        monkeypatch.setitem(neighbors.EFFORTS, "hnsw", [32])
+        monkeypatch.setitem(builds.EFFORTS, "hnsw", [32])
         old, folder = tmp_path / "old", tmp_path / "i"
         old.mkdir()
         if before == "unfinished":
@@ -308,7 +309,7 @@ class TestBuild:
         for name in (".part-index.json", ".part-hnsw.cosine.faiss", ".lock"):
             (tmp_path / name).write_text("{")
         assert len(builder(tmp_path, 50)) == 50
-        assert {file.name for file in tmp_path.iterdir()} == {"index.json", *storage.FILES}
+        assert {file.name for file in tmp_path.iterdir()} == {"index.json", *candidates.FILES}
 
     def test_an_empty_library_leaves_nothing_behind(self, tmp_path):
         with pytest.raises(InputError, match="There are no candidates to index"):
@@ -494,7 +495,7 @@ class TestFaiss:
         assert torch.equal(index.search(queries, 10, other).indices, index.search_exactly(queries, 10, other).indices)
         if kind == "ivfpq":  # rows for which one cell holds too few candidates are searched exactly
             index.head = replace(index.head, effort=1)
-            few = (neighbors.find_neighbors(index.faiss_index, index.head, queries, 1000) >= 0).sum(dim=1) < 1000
+            few = (candidates.find_neighbors(index.faiss_index, index.head, queries, 1000) >= 0).sum(dim=1) < 1000
             expected = index.search_exactly(queries, 1000, rule)
             assert few.any()
             assert torch.equal(index.search(queries, 1000, rule).indices[few], expected.indices[few])
@@ -545,7 +546,7 @@ class TestFaiss:
 
         expected = builder(tmp_path, kind="hnsw", rule="kernel").search(queries, 5, "kernel")
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["dsokr.index.build"], step, interrupted)
+            patch.setattr(builds, step, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 builder(tmp_path, kind="hnsw", rule="cosine")
         old = CandidateIndex.open(tmp_path)
@@ -564,7 +565,7 @@ class TestFaiss:
         assert builder(tmp_path, 500).faiss_index.ntotal == 500  # a missing one is built again
 
     def test_a_recall_that_is_not_reached(self, tmp_path, builder, monkeypatch):
-        monkeypatch.setitem(neighbors.EFFORTS, "hnsw", [32, 48])
+        monkeypatch.setitem(builds.EFFORTS, "hnsw", [32, 48])
         monkeypatch.setattr(candidates, "find_neighbors", lambda faiss, head, z, k: torch.arange(15).repeat(len(z), 1))
         said = []
         head = builder(tmp_path, kind="hnsw", say=said.append).head
@@ -651,16 +652,16 @@ class TestCommands:
 
     def test_embed_resumes_after_ctrl_c(self, tmp_path, embed, monkeypatch):
         assert embed("whole")[0] == 0
-        monkeypatch.setattr(library, "BLOCK", 7)
-        parse, seen = library.Library._parse, []
+        monkeypatch.setattr(predict, "BLOCK", 7)
+        read, seen = String.read, []
 
-        def interrupted(self, cells):
+        def interrupted(kind, cells, kernel):
             seen.append(cells)
             if len(seen) == 4:
                 raise KeyboardInterrupt
-            return parse(self, cells)
+            return read(kind, cells, kernel)
 
-        monkeypatch.setattr(library.Library, "_parse", interrupted)
+        monkeypatch.setattr(String, "read", interrupted)
         code, _, error = embed("i")
         assert code == 130 and "Run the same command to resume" in error
         assert Head.read_from(tmp_path / "i").count == 21  # three blocks were kept
@@ -695,10 +696,10 @@ class TestCommands:
     @pytest.mark.parametrize("with_index", [True, False])
     def test_serve(self, model, tmp_path, run, embed, monkeypatch, with_index):
         pytest.importorskip("fastapi", reason="needs the extra serve")
-        from dsokr.serve import server
+        from dsokr import serve
 
         served = []
-        monkeypatch.setattr(server, "run", lambda *given, say: served.append(given))
+        monkeypatch.setattr(serve, "run", lambda *given, say: served.append(given))
         options = ["--port", 0, "--max-k", 7, "--host", "here.org", "--allow-host", "a.org", "--allow-host", "b.org"]
         if with_index:
             embed("i")

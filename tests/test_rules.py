@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dsokr.rules import RULES, affine, as_points, as_queries, compare, constant, largest, score, score_pairs
+from dsokr.rules import RULES, affine, as_points, as_queries, constant, largest, score, score_pairs, sort_keys
 
 GENERATOR = torch.Generator().manual_seed(0)
 Z = torch.randn(6, 4, generator=GENERATOR, dtype=torch.float64)
@@ -47,7 +47,7 @@ def test_ties_do_not_depend_on_the_offset_of_a_row(shift, outlier):
     order = scores.argsort(dim=1)
     noise = 1e-15 * (1 + abs(shift)) * torch.randn(20, 100, generator=generator, dtype=torch.float64)
     shifted = torch.cat([scores + shift, scores[:, :100] + shift + noise, torch.full((20, 1), outlier)], dim=1)
-    keys = compare(shifted)
+    keys = sort_keys(shifted)
     steps = keys[:, :500].gather(1, order).diff(dim=1)
     assert (steps >= 0).all() and (steps > 0).double().mean() > 0.99
     assert (keys[:, :100] == keys[:, 500:600]).double().mean() > 0.99
@@ -55,8 +55,26 @@ def test_ties_do_not_depend_on_the_offset_of_a_row(shift, outlier):
 
 def test_ties_among_scores_that_are_mostly_equal():
     scores = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0, 1.0 + 1e-15, 2.0]], dtype=torch.float64)
-    keys = compare(scores)
+    keys = sort_keys(scores)
     assert keys[0, 4] == keys[0, 5] and keys[0, 6] > keys[0, 5] > keys[0, 0]
+
+
+@pytest.mark.parametrize("unit", [1e-150, 1e-45, 1e-20, 1e20, 1e45, 1e150])
+def test_ties_do_not_depend_on_the_unit_of_scores(unit):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(20, 500, generator=generator, dtype=torch.float64)
+    noise = 1 + 1e-15 * torch.randn(20, 100, generator=generator, dtype=torch.float64)
+    scores = torch.cat([scores, scores[:, :100] * noise], dim=1)
+    found, expected = (sort_keys(some).argsort(dim=1, stable=True) for some in (unit * scores, scores))
+    assert (found == expected).double().mean() > 0.99
+    assert torch.equal(largest(unit * scores, 1)[1], largest(scores, 1)[1])
+
+
+def test_rounding_errors_beside_zeros_are_ties():
+    scores = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1e-17, -1e-17, 1.0, -torch.inf]], dtype=torch.float64)
+    assert len(sort_keys(scores)[0, :6].unique()) == 1
+    assert largest(scores, 2)[1].tolist() == [[6, 0]]
+    assert not sort_keys(torch.zeros(1, 5)).any()
 
 
 @pytest.mark.parametrize("k", [1, 3, 7, 40])

@@ -12,7 +12,7 @@ import torch
 
 from dsokr import DSOKR, decoders, kernels, sketches
 from dsokr.commands.columns import Labels, Vector
-from dsokr.commands.library import open_index
+from dsokr.commands.predict import open_index
 from dsokr.commands.predictor import Predictor
 from dsokr.errors import InputError
 from dsokr.regressors import KernelRidge
@@ -25,7 +25,7 @@ schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis, t
 
 from hypothesis import settings  # noqa: E402 # after what may be missing
 
-from dsokr.serve import Limits, answers, create_app, server  # noqa: E402
+from dsokr.serve import Limits, answers, create_app  # noqa: E402
 from dsokr.serve import app as app_module  # noqa: E402
 from dsokr.serve.batches import Batches, Busy  # noqa: E402
 
@@ -628,7 +628,7 @@ def test_requests_under_way_are_answered_before_it_stops(model, monkeypatch):
 
 
 def test_a_port_in_use():
-    with server.bind("127.0.0.1", 0) as taken:
+    with app_module.bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match=f"Cannot listen at 127.0.0.1, port {port}: .* Choose others with --host"):
-            server.run(None, "127.0.0.1", port, print)
+            app_module.run(None, "127.0.0.1", port, print)

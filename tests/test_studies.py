@@ -67,9 +67,10 @@ TINY: dict[str, Any] = {
     "smi2mol": replace(
         smi2mol.QUICK,
         models=tuple(
-            smi2mol.shrink(model, 40, 30, SMALL_TRANSFORMER, epochs=4, progress=False) for model in smi2mol.QUICK.models
+            smi2mol.models.shrink(model, 40, 30, SMALL_TRANSFORMER, epochs=4, progress=False)
+            for model in smi2mol.QUICK.models
         ),
-        baselines=(smi2mol.SketchedRidgeBaseline(input_size=40, size=40, regularizations=(1e-4, 1e-2)),),
+        baselines=(smi2mol.models.SketchedRidgeBaseline(input_size=40, size=40, regularizations=(1e-4, 1e-2)),),
         sizes=(10, 40),
         kernel_size=40,
         n_train=120,
@@ -449,11 +450,11 @@ def test_the_demo_misses_an_extra_before_it_trains(missing, extra, tmp_path, mon
 
 def test_baselines_with_other_parameters_are_others(tmp_path):
     for size in (20, 30, 20):
-        baseline = smi2mol.SketchedRidgeBaseline(input_size=40, size=size, regularizations=(1e-4,))
+        baseline = smi2mol.models.SketchedRidgeBaseline(input_size=40, size=size, regularizations=(1e-4,))
         smi2mol.run_baseline(TINY["smi2mol"], baseline, generate_split(), 1, Session(tmp_path, say=silence))
     assert [row["m"] for row in read_rows(tmp_path / "baselines.jsonl")] == [20, 30]
 
 
 def test_sketches_are_never_larger_than_the_data():
-    span = smi2mol.draw_span(smi2mol.KERNELS["WL-VH"], generate_split(), 10_000, Session(Path()))
+    span = smi2mol.draw_span(smi2mol.models.KERNELS["WL-VH"], generate_split(), 10_000, Session(Path()))
     assert len(span.gram) == 120

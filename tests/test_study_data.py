@@ -15,7 +15,7 @@ from dsokr.files import checksum
 from real_data import real_data
 from studies.chebi20_models import WL
 from studies.data import chebi20, files, label_ranking, molecules, multilabel, ocr_letters, smi2mol
-from studies.data.descriptions import describe_molecules
+from studies.data.chebi20 import describe_molecules
 from studies.data.synthetic import LeastSquares
 
 chem = pytest.importorskip("dsokr.chem")

@@ -21,14 +21,13 @@ from dsokr.regressors.networks.base import build_network
 from studies import chebi20, chebi20_models, label_ranking, multilabel, strings, synthetic
 from studies import label_ranking_methods as rankings
 from studies.baselines.contrastive import CMAM, MoleculeGCN, MoleculeMLP
-from studies.baselines.logistic import THRESHOLDS, BinaryCrossEntropy, LabelNetwork
-from studies.baselines.regression import CPU, as_targets, fit_regression
+from studies.baselines.regression import THRESHOLDS, BinaryCrossEntropy, LabelNetwork, as_targets, fit_regression
 from studies.data.label_ranking import generate as generate_rankings
 from studies.data.multilabel import MultiLabel
 from studies.data.ocr_letters import generate as generate_words
 from studies.multilabel_methods import LabelTask
 from studies.results import read_rows
-from studies.study import Session
+from studies.study import CPU, Session
 
 QUIET = Training(epochs=5, batch_size=16, learning_rate=0.01, schedule="linear", patience=None, progress=False)
 
@@ -237,7 +236,7 @@ def test_normal_scores_depend_on_ranks_alone():
 @pytest.mark.parametrize(("n", "sizes"), [(64, [64]), (193, [49, 49, 49, 46]), (135, [45, 45, 45])])
 def test_batches_are_of_one_size(n, sizes):
     """Not 64, 64, 64 and then a single pair, as 193 pairs would be otherwise."""
-    training = rankings.Recipe(MLP((8,)), label_ranking.TRAINING, steps=500).training_on(n)
+    training = rankings.Recipe(MLP((8,)), rankings.TRAINING, steps=500).training_on(n)
     assert [len(batch) for batch in torch.arange(n).split(training.batch_size)] == sizes
     assert 500 <= training.epochs * len(sizes) < 500 + len(sizes)
 
@@ -250,9 +249,9 @@ def fit_alone(recipe, fold, basis, i):
 
 
 def test_a_recipe_is_the_mean_of_its_networks_on_both_scales():
-    training = replace(label_ranking.TRAINING, weight_decay=3.0)
+    training = replace(rankings.TRAINING, weight_decay=3.0)
     recipe = rankings.Recipe(MLP((8,), "tanh"), training, steps=20, members=2)
-    folds, kernel = rankings.make_folds(generate_rankings(40), 2, seed=0), label_ranking.KERNELS["Kemeny"][0]
+    folds, kernel = rankings.make_folds(generate_rankings(40), 2, seed=0), rankings.KERNELS["Kemeny"][0]
     ((one, other),) = rankings.fit_networks([recipe], kernel, folds, 0)
     scaled = [folds[1], folds[1], folds[1].normal_scores(), folds[1].normal_scores()]
     alone = [fit_alone(recipe, fold, other.basis, i) for fold, i in zip(scaled, (2, 3, 6, 7), strict=True)]
@@ -270,8 +269,8 @@ def oracle(settings, basis, fold, seed):
 @pytest.mark.parametrize(("best", "chosen"), [(1, [1]), (2, [1, 0])])
 def test_the_best_settings_of_every_fold_are_averaged(best, chosen):
     folds = rankings.make_folds(generate_rankings(40), 4, seed=0)
-    method = label_ranking.RankingMethod("oracle", oracle, (-1, 0, 1), parts=5, best=best)
-    predictions, taken = label_ranking.choose_and_fit(label_ranking.QUICK, method, "Kemeny", folds, 0)
+    method = rankings.RankingMethod("oracle", oracle, (-1, 0, 1), parts=5, best=best)
+    predictions, taken = label_ranking.choose_and_fit(rankings.QUICK, method, "Kemeny", folds, 0)
     assert taken == chosen * 4
     for prediction, fold in zip(predictions, folds, strict=True):
         assert prediction.fold is fold
@@ -286,14 +285,14 @@ def test_settings_are_compared_on_all_parts_that_are_held_out(parts, chosen):
         return [said[setting] for setting in settings]
 
     folds = rankings.make_folds(generate_rankings(60), 4, seed=0)[:1]
-    method = label_ranking.RankingMethod("moody", moody, ("right at first", "right later"), parts=parts)
-    assert label_ranking.choose_and_fit(label_ranking.QUICK, method, "Kemeny", folds, 0)[1] == [chosen]
+    method = rankings.RankingMethod("moody", moody, ("right at first", "right later"), parts=parts)
+    assert label_ranking.choose_and_fit(rankings.QUICK, method, "Kemeny", folds, 0)[1] == [chosen]
 
 
 @pytest.fixture(scope="module")
 def texts():
     pytest.importorskip("rdkit")
-    from studies.data.descriptions import describe_molecules
+    from studies.data.chebi20 import describe_molecules
 
     return describe_molecules(120, 20, 20)
 

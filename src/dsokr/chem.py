@@ -6,8 +6,8 @@ converted to a molecule, hydrogens fill the valences; an atom with more bonds th
 neighbour that can give up its only hydrogen (nitro groups, azides, isonitriles and N-oxides come out neutral).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,10 @@ rdDepictor = import_extra("rdkit.Chem.rdDepictor", "chem")
 rdFingerprintGenerator = import_extra("rdkit.Chem.rdFingerprintGenerator", "chem")
 rdMolDraw2D = import_extra("rdkit.Chem.Draw.rdMolDraw2D", "chem")
 BlockLogs = import_extra("rdkit.rdBase", "chem").BlockLogs  # RDKit would print its own messages beside ours
+
+Items = Sequence[Graph | str]  # graphs or SMILES
+Legends = Sequence[str] | None
+Size = tuple[int, int]
 
 BONDS = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
 ORDERS = {bond: order for order, bond in BONDS.items()}
@@ -40,11 +44,8 @@ def graph(smiles: str) -> Graph:
 
 def graphs(smiles: Sequence[str]) -> list[Graph]:
     """Return the graphs of many molecules."""
-    found = []
-    for index, mol in enumerate(_parse_all(smiles)):
-        with _prefix_errors(f"Molecule {smiles[index]!r} at index {index}"):
-            found.append(from_mol(mol))
-    return found
+    mols = enumerate(_parse_all(smiles))
+    return [_convert(mol, from_mol, f"Molecule {smiles[index]!r} at index {index}") for index, mol in mols]
 
 
 def canonical(smiles: Sequence[str], stereo: bool = False) -> list[str]:
@@ -68,11 +69,7 @@ def smiles(graph: Graph) -> str:
 
 def many_smiles(graphs: Sequence[Graph]) -> list[str]:
     """Return the canonical SMILES of many graphs."""
-    found = []
-    for index, item in enumerate(graphs):
-        with _prefix_errors(f"Graph at index {index}"):
-            found.append(smiles(item))
-    return found
+    return [_convert(graph, smiles, f"Graph at index {index}") for index, graph in enumerate(graphs)]
 
 
 def fingerprints(smiles: Sequence[str], radius: int = 3, chirality: bool = True) -> sp.csr_array:  # (n, 2³²)
@@ -198,19 +195,12 @@ def _set_charge(atom: Any) -> None:
 
 def _balance_charge(cation: Any) -> None:
     """Charge a terminal neighbour with one hydrogen negatively, if there is one."""
-    ends = [n for n in cation.GetNeighbors() if n.GetDegree() == 1 and n.GetTotalNumHs() == 1]
-    neutral = [n for n in ends if n.GetFormalCharge() == 0]
-    if neutral:
-        max(neutral, key=lambda atom: atom.GetAtomicNum()).SetFormalCharge(-1)
+    ends = [n for n in cation.GetNeighbors() if (n.GetDegree(), n.GetTotalNumHs(), n.GetFormalCharge()) == (1, 1, 0)]
+    if ends:
+        max(ends, key=lambda atom: atom.GetAtomicNum()).SetFormalCharge(-1)
 
 
-def draw(
-    molecules: Sequence[Graph | str],
-    legends: Sequence[str] | None = None,
-    *,
-    columns: int = 5,
-    size: tuple[int, int] = (220, 180),
-) -> str:
+def draw(molecules: Items, legends: Legends = None, *, columns: int = 5, size: Size = (220, 180)) -> str:
     """Draw graphs or SMILES in a grid, as SVG text. Graphs that are not valid molecules are drawn unchanged.
 
     >>> draw(["CCO", Graph((6, 8), ((0, 1, 2),))], legends=["predicted", "true"]).startswith("<?xml")
@@ -219,37 +209,27 @@ def draw(
     return _draw_grid(rdMolDraw2D.MolDraw2DSVG, molecules, legends, columns, size)
 
 
-def draw_png(
-    molecules: Sequence[Graph | str],
-    legends: Sequence[str] | None = None,
-    *,
-    columns: int = 5,
-    size: tuple[int, int] = (220, 180),
-) -> bytes:
+def draw_png(molecules: Items, legends: Legends = None, *, columns: int = 5, size: Size = (220, 180)) -> bytes:
     """Draw the same grid as PNG."""
     return _draw_grid(rdMolDraw2D.MolDraw2DCairo, molecules, legends, columns, size)
 
 
-def _draw_grid(
-    canvas: Any, molecules: Sequence[Graph | str], legends: Sequence[str] | None, columns: int, size: tuple[int, int]
-) -> Any:
+def _draw_grid(canvas: Any, molecules: Items, legends: Legends, columns: int, size: Size) -> Any:
     if not len(molecules):
         raise InputError("There is nothing to draw: molecules is empty.")
     if legends is not None and len(legends) != len(molecules):
         raise InputError(f"Every molecule needs a legend. Got {len(legends)} legends for {len(molecules)} molecules.")
-    mols = [_place_atoms(item, index) for index, item in enumerate(molecules)]
-    width, height = size
+    mols = [_convert(item, _place_atoms, f"Molecule at index {index}") for index, item in enumerate(molecules)]
     across = min(columns, len(mols))
-    down = -(-len(mols) // across)
-    drawing = canvas(across * width, down * height, width, height)
+    drawing = canvas(across * size[0], math.ceil(len(mols) / across) * size[1], *size)
     drawing.drawOptions().prepareMolsBeforeDrawing = False  # it would refuse invalid molecules
     drawing.DrawMolecules(mols, legends=None if legends is None else list(legends))
     drawing.FinishDrawing()
     return drawing.GetDrawingText()
 
 
-def _place_atoms(item: Graph | str, index: int) -> Any:
-    with BlockLogs(), _prefix_errors(f"Molecule at index {index}"):
+def _place_atoms(item: Graph | str) -> Any:
+    with BlockLogs():
         mol = _parse(item) if isinstance(item, str) else _build_mol(item)
         Chem.FastFindRings(mol)  # rings decide on which side of a double bond its second line is drawn
         rdDepictor.Compute2DCoords(mol)
@@ -284,10 +264,9 @@ def _build_mol(graph: Graph) -> Any:
     return mol
 
 
-@contextmanager
-def _prefix_errors(item: str) -> Iterator[None]:
-    """Start the messages of errors with the item they are about."""
+def _convert(item: Any, function: Callable[[Any], Any], name: str) -> Any:
+    """Return ``function(item)``; the messages of errors start with the item's name."""
     try:
-        yield
+        return function(item)
     except InputError as error:
-        raise InputError(f"{item}: {error}") from error
+        raise InputError(f"{name}: {error}") from error

@@ -28,7 +28,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
     device(type='cpu')
     """
     if device == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -37,8 +37,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         return found
     if found.type != "cuda":
         raise InputError(f"Device {device!r} is not supported: the basis needs float64. Use 'auto', 'cpu' or 'cuda'.")
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (found.index or 0) >= available:
+    if (found.index or 0) >= (available := torch.cuda.device_count()):
         raise InputError(f"Device {device!r} is not available: torch sees {available} CUDA devices.")
     return torch.device("cuda", found.index or 0)
 
@@ -53,8 +52,7 @@ def seeded(seed: int) -> Iterator[None]:
     ...     bool(a == torch.rand(1))
     True
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-    with _GLOBAL_GENERATORS, torch.random.fork_rng(list(devices)):
+    with _GLOBAL_GENERATORS, torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
 
@@ -89,10 +87,9 @@ def run_in_threads(work: Callable[[int, int], object], count: int, share: int) -
     Plain threads around compiled functions stay usable after a fork and from several threads; numba's own do not.
     """
     starts = range(0, count, share)
-    threads = min(torch.get_num_threads(), len(starts))
-    if threads <= 1:
-        for start in starts:
-            work(start, min(start + share, count))
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda start: work(start, min(start + share, count)), starts))  # re-raises what a thread raised
+    stops = [min(start + share, count) for start in starts]
+    if (threads := min(torch.get_num_threads(), len(starts))) > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, starts, stops))  # re-raises what a thread raised
+    else:
+        list(map(work, starts, stops))

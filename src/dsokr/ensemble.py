@@ -6,14 +6,13 @@ from functools import cached_property, reduce
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.errors import InputError, check_k
 from dsokr.estimator import DSOKR
 from dsokr.outputs import canonical, keys, take
-from dsokr.rules import compare, largest, score
+from dsokr.rules import largest, score, sort_keys
 
 Combine = Literal["mean rank", "mean score", "max score"]
 COMBINATIONS: tuple[Combine, ...] = get_args(Combine)
@@ -60,27 +59,23 @@ class Ensemble:
             if not isinstance(member, DSOKR) or not hasattr(member, "known_"):
                 raise InputError(f"Members of an ensemble must be fitted DSOKR models. Got {member!r} at {number}.")
         check_combination(combine)
-        if weights is not None:
-            self._check_weights(weights)
-
-    def _check_weights(self, weights: Sequence[float]) -> None:
-        if self.combine == "max score":
+        if weights is not None and combine == "max score":
             raise InputError("weights are for means. Got weights with combine='max score'.")
-        if len(weights) != len(self.members) or not (min(weights) >= 0 and 0 < sum(weights) < math.inf):
+        shares = [1.0] * len(self.members) if weights is None else list(weights)
+        if len(shares) != len(self.members) or not (min(shares) >= 0 and 0 < sum(shares) < math.inf):
             raise InputError(
                 f"weights must be one number for each of the {len(self.members)} members, none negative and not all 0. "
-                f"Got {list(weights)}."
+                f"Got {shares}."
             )
 
     def scores(self, X: Any, candidates: Any = None) -> Tensor:  # (n, c)
         """The combined score of every candidate for every input; larger is better."""
-        return torch.cat(list(self._blocks(X, candidates)[0]))
+        return torch.cat(list(self._blocks(X, candidates)))
 
     def rank(self, X: Any, candidates: Any = None, k: int = 10) -> Ranking:
         """The k best candidates for every input, best first, of equal ones the first."""
         k = check_k(k)
-        blocks, c = self._blocks(X, candidates)
-        found = [largest(scores, min(k, c)) for scores in blocks]
+        found = [largest(scores, min(k, scores.shape[1])) for scores in self._blocks(X, candidates)]
         values, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
         return Ranking(indices, values)
 
@@ -89,23 +84,15 @@ class Ensemble:
         known = self.members[0].known_
         return known.form.restore(take(known.outputs, self.rank(X, k=1).indices[:, 0]))
 
-    def _blocks(self, X: Any, candidates: Any) -> tuple[Iterator[Tensor], int]:
-        """Combined scores, a few inputs at a time, and the number of candidates."""
+    def _blocks(self, X: Any, candidates: Any) -> Iterator[Tensor]:
+        """Combined scores, a few inputs at a time."""
         known = self._known if candidates is None else self._embed(candidates)
         z = [member.coefficients(X) for member in self.members]
         rules = [member.decoder_.scoring_rule() for member in self.members]
-
-        def blocks() -> Iterator[Tensor]:
-            for rows in torch.arange(len(z[0])).split(QUERY_BLOCK):
-                scores = [
-                    score(one[rows.to(one.device)], *its.coordinates(), rule)
-                    for one, its, rule in zip(z, known, rules, strict=True)
-                ]
-                yield combine_scores(
-                    [s.to(scores[0].device) for s in scores], self.combine, self.weights, self.standardize
-                )
-
-        return blocks(), len(known[0])
+        for part in zip(*(one.split(QUERY_BLOCK) for one in z), strict=True):
+            each = zip(part, known, rules, strict=True)
+            scores = [score(one, *its.coordinates(), rule).to(z[0].device) for one, its, rule in each]
+            yield combine_scores(scores, self.combine, self.weights, self.standardize)
 
     @cached_property
     def _known(self) -> list[EmbeddedOutputs]:
@@ -129,10 +116,7 @@ def check_combination(combine: str) -> None:
 
 
 def combine_scores(
-    scores: Sequence[Tensor],
-    combine: Combine,
-    weights: Sequence[float] | None = None,
-    standardize: bool = False,
+    scores: Sequence[Tensor], combine: Combine, weights: Sequence[float] | None = None, standardize: bool = False
 ) -> Tensor:  # each (n, c)
     """Members' scores of the same candidates as one score, better when larger.
 
@@ -159,10 +143,7 @@ def _standardize(scores: Tensor) -> Tensor:  # (n, c)
 
 def all_ranks(scores: Tensor) -> Tensor:  # (n, c)
     """The rank of every candidate in its row, 1 for the best; tied candidates share their mean rank."""
-    ordered, order = compare(scores).sort(dim=1, descending=True)
-    changes = ordered[:, 1:] != ordered[:, :-1]  # tied scores are neighbours now
-    begins, ends = F.pad(changes, (1, 0), value=True), F.pad(changes, (0, 1), value=True)
-    places = torch.arange(1, scores.shape[1] + 1, device=scores.device).expand_as(scores)
-    first = torch.where(begins, places, 0).cummax(dim=1).values
-    last = torch.where(ends, places, scores.shape[1]).flip(1).cummin(dim=1).values.flip(1)
-    return torch.empty_like(scores, dtype=torch.float64).scatter_(1, order, (first + last).double() / 2)
+    losses = -sort_keys(scores)
+    ordered = losses.sort(dim=1).values
+    better, up_to = (torch.searchsorted(ordered, losses, side=side) for side in ("left", "right"))
+    return (better + 1 + up_to).double() / 2

@@ -65,24 +65,24 @@ def check_integers(owner: object, **least: int) -> None:
         value = getattr(owner, name)
         for item in value if isinstance(value, tuple | list) else (value,):
             if not isinstance(item, Integral) or isinstance(item, bool) or item < smallest:
-                raise InputError(
-                    f"{type(owner).__name__}.{name} must be an integer of at least {smallest}. Got {value!r}."
-                )
+                raise _refuse(owner, name, f"an integer of at least {smallest}")
 
 
 def check_number(owner: object, name: str, interval: str, is_inside: bool) -> None:
     """Check that a field is a real number for which ``is_inside`` holds, such as ``"in (0, 1]"``."""
-    value = getattr(owner, name)
-    if not isinstance(value, Real) or not is_inside:
-        raise InputError(f"{type(owner).__name__}.{name} must be {interval}. Got {value!r}.")
+    if not isinstance(getattr(owner, name), Real) or not is_inside:
+        raise _refuse(owner, name, interval)
 
 
 def check_choice(owner: object, name: str, allowed: Iterable[Any]) -> None:
     """Check that a field has one of the allowed values."""
     allowed = tuple(allowed)
-    if (value := getattr(owner, name)) not in allowed:
-        options = ", ".join(map(repr, allowed))
-        raise InputError(f"{type(owner).__name__}.{name} must be one of {options}. Got {value!r}.")
+    if getattr(owner, name) not in allowed:
+        raise _refuse(owner, name, f"one of {', '.join(map(repr, allowed))}")
+
+
+def _refuse(owner: object, name: str, expected: str) -> InputError:
+    return InputError(f"{type(owner).__name__}.{name} must be {expected}. Got {getattr(owner, name)!r}.")
 
 
 def check_k(k: object) -> int:

@@ -39,15 +39,15 @@ def replace_file(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".part-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield draft
-            sync(draft)
-            os.replace(draft, path)
-            sync(path.parent)
-        finally:
-            draft.unlink(missing_ok=True)
+        yield draft
+        sync(draft)
+        os.replace(draft, path)
+        sync(path.parent)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with suppress(OSError):  # in its place already, or never written
+            draft.unlink()
 
 
 @contextmanager
@@ -64,12 +64,11 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         for file in draft.rglob("*"):
             file.chmod(0o755 if file.is_dir() else 0o644)  # safetensors writes private files
             sync(file)
+        old = draft.with_name(f"{draft.name}-old")
         if folder.exists():
-            os.replace(folder, old := draft.with_name(f"{draft.name}-old"))
-            os.replace(draft, folder)
-            shutil.rmtree(old)
-        else:
-            os.replace(draft, folder)
+            os.replace(folder, old)
+        os.replace(draft, folder)
+        shutil.rmtree(old, ignore_errors=True)
         sync(folder.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -96,22 +95,19 @@ def lock_folder(folder: Path, command: str) -> Iterator[None]:
 
     The folder is created if missing and removed if empty at the end. The lock ends with the process, however it ends.
     """
-    while True:
-        lock = FileLock(folder / LOCK)
+    lock = FileLock(folder / LOCK)
+    while not (lock.is_locked and (folder / LOCK).exists()):  # a writer may just have removed the file or the folder
+        lock.release()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
-        except (FileNotFoundError, FileExistsError):  # the writer before removed the folder just now
+        except (FileNotFoundError, FileExistsError):
             if folder.is_file():
                 raise
-            continue
         except Timeout:
             raise InputError(
                 f"{folder} is being written by another `{command}`. Wait until it ends, or choose another folder."
             ) from None
-        if (folder / LOCK).exists():
-            break
-        lock.release()  # of a file that the writer before removed just now
     try:
         yield
     finally:

@@ -101,7 +101,9 @@ class GraphBatch:
             triples = chain.from_iterable(chain.from_iterable(g.edges for g in graphs))
             ends = np.fromiter(triples, np.int64, 3 * edges.sum()).reshape(-1, 3)
         except (AttributeError, TypeError, OverflowError) as error:
-            raise _explain(graphs) from error
+            wrong = [f"{type(g).__name__} at index {at}" for at, g in enumerate(graphs) if not isinstance(g, Graph)]
+            what = f"All items must be of type Graph. Got {wrong[0]}." if wrong else "Labels must fit into 64 bits."
+            raise InputError(what) from error
         return GraphBatch.from_edges(nodes, labels, edges, ends)
 
     @staticmethod
@@ -113,7 +115,8 @@ class GraphBatch:
         offsets = starts_of(nodes)
         ends = ends.copy()
         ends[:, :2] += np.repeat(offsets[:-1], edges)[:, None]
-        return GraphBatch(offsets, labels, *_adjacency(len(labels), ends))
+        indptr = starts_of(np.bincount(ends[:, :2].ravel(), minlength=len(labels)))
+        return GraphBatch(offsets, labels, indptr, *_list_neighbors(indptr, ends))
 
     @staticmethod
     def joined(batches: Sequence[GraphBatch]) -> GraphBatch:
@@ -153,9 +156,8 @@ class GraphBatch:
         slots = slice(self.indptr[start], self.indptr[stop])
         owner = np.repeat(np.arange(start, stop), np.diff(self.indptr[start : stop + 1]))
         edges = np.stack([owner - start, self.neighbors[slots] - start, self.edge_labels[slots]], axis=1)
-        return Graph(
-            tuple(self.labels[start:stop].tolist()), tuple(map(tuple, edges[edges[:, 0] < edges[:, 1]].tolist()))
-        )
+        once = edges[edges[:, 0] < edges[:, 1]]
+        return Graph(tuple(self.labels[start:stop].tolist()), tuple(map(tuple, once.tolist())))
 
     def degrees(self) -> np.ndarray:  # (nodes,)
         return np.diff(self.indptr)
@@ -178,31 +180,18 @@ class GraphBatch:
         )
 
 
-def _explain(graphs: Sequence[Any]) -> InputError:
-    for at, graph in enumerate(graphs):
-        if not isinstance(graph, Graph):
-            return InputError(f"All items must be of type Graph. Got {type(graph).__name__} at index {at}.")
-    return InputError("Labels of nodes and edges must fit into 64 bits.")
-
-
 @compiled
-def _adjacency(nodes: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    indptr = np.zeros(nodes + 1, np.int64)
-    for e in range(len(ends)):
-        indptr[ends[e, 0] + 1] += 1
-        indptr[ends[e, 1] + 1] += 1
-    for i in range(nodes):
-        indptr[i + 1] += indptr[i]
+def _list_neighbors(indptr: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The neighbours of all nodes, and the labels of the edges to them."""
     free = indptr[:-1].copy()
-    neighbors = np.empty(2 * len(ends), np.int64)
-    edge_labels = np.empty(2 * len(ends), np.int64)
+    neighbors, edge_labels = np.empty(2 * len(ends), np.int64), np.empty(2 * len(ends), np.int64)
     for e in range(len(ends)):
         i, j = ends[e, 0], ends[e, 1]
         neighbors[free[i]], neighbors[free[j]] = j, i
         edge_labels[free[i]] = edge_labels[free[j]] = ends[e, 2]
         free[i] += 1
         free[j] += 1
-    return indptr, neighbors, edge_labels
+    return neighbors, edge_labels
 
 
 def permuted(graph: Graph, order: Sequence[int]) -> Graph:
@@ -211,11 +200,10 @@ def permuted(graph: Graph, order: Sequence[int]) -> Graph:
     >>> permuted(Graph((6, 8), ((0, 1, 2),)), [1, 0])
     Graph(labels=(8, 6), edges=((0, 1, 2),))
     """
-    new = {old: i for i, old in enumerate(order)}
-    if sorted(new) != list(range(len(graph.labels))) or len(order) != len(new):
+    if sorted(order) != list(range(len(graph.labels))):
         raise InputError(f"order must contain each of the {len(graph.labels)} nodes once. Got {list(order)}.")
-    labels = tuple(graph.labels[old] for old in order)
-    return Graph(labels, tuple((new[i], new[j], label) for i, j, label in graph.edges))
+    new = {old: i for i, old in enumerate(order)}
+    return Graph(tuple(graph.labels[old] for old in order), tuple((new[i], new[j], e) for i, j, e in graph.edges))
 
 
 def from_networkx(graph: Any, label: str = "label", edge_label: str | None = "label") -> Graph:
@@ -266,8 +254,8 @@ def from_adjacency(labels: Any, adjacency: Any) -> Graph:
     if (matrix != matrix.T).any():
         i, j = np.argwhere(matrix != matrix.T)[0]
         raise InputError(f"The adjacency matrix must be symmetric. Got {matrix[i, j]} and {matrix[j, i]} for {i}, {j}.")
-    edges = zip(*(axis.tolist() for axis in np.nonzero(np.triu(matrix))), strict=True)
-    return Graph(tuple(nodes.tolist()), tuple((i, j, int(matrix[i, j])) for i, j in edges))
+    i, j = np.nonzero(np.triu(matrix))
+    return Graph(tuple(nodes.tolist()), tuple(zip(i.tolist(), j.tolist(), matrix[i, j].tolist(), strict=True)))
 
 
 def to_adjacency(graph: Graph) -> tuple[np.ndarray, np.ndarray]:  # (n,), (n, n)

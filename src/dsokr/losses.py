@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -105,7 +105,7 @@ class Ranked(Loss):
     base: Loss = field(default_factory=Squared)
     weight: float = 1.0
     temperature: float = 0.05
-    others: Directions | None = field(default=None, repr=False, compare=False)  # None: the targets of the batch
+    others: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)  # None: those of the batch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", as_loss(self.base))
@@ -116,7 +116,7 @@ class Ranked(Loss):
         return self.base(d2)
 
     def among(self, targets: Tensor) -> Self:
-        return replace(self, base=self.base.among(targets), others=Directions.of(targets))
+        return replace(self, base=self.base.among(targets), others=_find_directions(targets))
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
         with torch.autocast(z.device.type, enabled=False):  # 16 bits would make similar outputs equal
@@ -124,12 +124,12 @@ class Ranked(Loss):
 
     def ranking(self, z: Tensor, target: Tensor) -> Tensor:
         """Return the contrastive loss alone."""
-        true = Directions.of(target)
-        others = true if self.others is None else self.others
+        true, traces = _find_directions(target)
+        others, other_traces = (true, traces) if self.others is None else self.others
         directions = F.normalize(z, dim=1) / self.temperature
-        own = torch.linalg.vecdot(directions, true.units)
-        scores = directions @ others.units.T
-        same = (true.traces[:, None] - others.traces).abs() < SAME
+        own = torch.linalg.vecdot(directions, true)
+        scores = directions @ others.T
+        same = (traces[:, None] - other_traces).abs() < SAME
         scores = torch.cat([own[:, None], scores.masked_fill(same, -torch.inf)], dim=1)
         return (scores.logsumexp(dim=1) - own).mean()
 
@@ -137,17 +137,11 @@ class Ranked(Loss):
 SAME = 1e-7  # difference of traces up to which two outputs are equal
 
 
-class Directions(NamedTuple):
-    """Outputs as unit vectors, and one number for each that identifies equal ones."""
-
-    units: Tensor  # (n, p)
-    traces: Tensor  # (n,) float64: inner products of the unit vectors with one random vector
-
-    @staticmethod
-    def of(targets: Tensor) -> Directions:
-        direction = torch.randn(targets.shape[1], generator=Generator().manual_seed(0), dtype=torch.float64)
-        exact = F.normalize(targets.double(), dim=1, eps=torch.finfo(torch.float64).tiny)
-        return Directions(exact.to(targets.dtype), exact @ direction.to(targets.device))
+def _find_directions(targets: Tensor) -> tuple[Tensor, Tensor]:  # (n, p), (n,) float64
+    """Outputs as unit vectors, and their inner products with one random vector, which identify equal outputs."""
+    random = torch.randn(targets.shape[1], generator=Generator().manual_seed(0), dtype=torch.float64)
+    exact = F.normalize(targets.double(), dim=1, eps=torch.finfo(torch.float64).tiny)
+    return exact.to(targets.dtype), exact @ random.to(targets.device)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ or a list of objects (graphs, strings, tuples of views). Everything behind :func
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -25,6 +25,12 @@ Outputs = Any  # one of the canonical forms; a union would only add casts
 
 NUMBERS = int | float | np.number | np.bool_
 KEY_BLOCK = 4096  # rows whose keys are computed at once
+ROWS: dict[str, Callable[[Any], Any]] = {  # from an array to a row of the type that was given; others are lists
+    "number": lambda row: row.item(),
+    "ndarray": lambda row: row.copy(),
+    "Tensor": lambda row: torch.from_numpy(row.copy()),
+    "tuple": lambda row: tuple(row.tolist()),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,40 +88,31 @@ class Form:
     def restore(self, outputs: Outputs) -> Any:
         """Return canonical outputs in this form."""
         if self.kind == "tensor":
-            dtype: torch.dtype = getattr(torch, self.dtype)
-            return outputs.to(dtype).reshape(-1, *self.shape)
-        if self.kind == "array":
-            return outputs.cpu().numpy().astype(self.dtype).reshape(-1, *self.shape)
+            return outputs.to(getattr(torch, self.dtype)).reshape(-1, *self.shape)
+        if self.kind in ("array", "rows"):
+            rows = outputs.cpu().numpy().astype(self.dtype).reshape(-1, *self.shape)
+            return rows if self.kind == "array" else list(map(ROWS.get(self.item, np.ndarray.tolist), rows))
         if self.kind == "sparse":
             made = sp.csr_matrix if self.item == "matrix" else sp.csr_array
             return made(outputs if sp.issparse(outputs) else outputs.cpu().numpy()).astype(self.dtype)
         if self.kind == "object array":
             made = np.empty(len(outputs), object)
             made[:] = outputs
-            return made.astype(self.dtype if self.dtype == "object" else np.str_)
-        return self._restore_rows(outputs) if self.kind == "rows" else outputs
-
-    def _restore_rows(self, outputs: Tensor) -> list[Any]:
-        rows = list(outputs.cpu().numpy().astype(self.dtype).reshape(-1, *self.shape))
-        if self.item == "number":
-            return [row.item() for row in rows]
-        if self.item == "Tensor":
-            return [torch.from_numpy(row.copy()) for row in rows]
-        return [row.copy() for row in rows] if self.item == "ndarray" else [_nest(row, self.item) for row in rows]
-
-
-def _nest(row: np.ndarray, item: str) -> Any:
-    return tuple(row.tolist()) if item == "tuple" else row.tolist()
+            return made.astype(self.dtype)
+        return outputs
 
 
 def canonical(ys: Any, name: str = "Y") -> tuple[Outputs, Form]:
     """Check a collection of outputs; return its canonical form, and what was given."""
     outputs: Outputs
+    is_one = isinstance(ys, str | bytes | Mapping) or not isinstance(ys, Iterable) or getattr(ys, "ndim", 1) == 0
+    if is_one and not sp.issparse(ys):
+        raise InputError(f"{name} must be a collection of outputs. Got {ys!r:.60}.")
     if isinstance(ys, ViewBatch | GraphBatch):
         outputs, form = ys, Form("batch")
     elif isinstance(ys, Tensor):
         dtype = str(ys.dtype).removeprefix("torch.")
-        outputs, form = _flatten(ys.detach().to(torch.float64), name), Form("tensor", dtype, tuple(ys.shape[1:]))
+        outputs, form = _flatten(ys.detach().to(torch.float64)), Form("tensor", dtype, tuple(ys.shape[1:]))
     elif sp.issparse(ys):
         outputs = sp.csr_array(ys, dtype=np.float64)
         if not outputs.has_canonical_format:
@@ -126,7 +123,7 @@ def canonical(ys: Any, name: str = "Y") -> tuple[Outputs, Form]:
         outputs, form = _from_sequence(ys, name)
     if not count(outputs):
         raise InputError(f"{name} is empty: at least one output is needed.")
-    _check_finite(outputs, ys, name)
+    _check_finite(outputs, name)
     return outputs, form
 
 
@@ -137,19 +134,13 @@ def as_outputs(ys: Any, name: str = "Y") -> Outputs:
 
 def _from_sequence(ys: Any, name: str) -> tuple[Outputs, Form]:
     is_array = hasattr(ys, "__array__")
-    if isinstance(ys, str | bytes | Mapping) or (not is_array and not isinstance(ys, Iterable)):
-        raise InputError(f"{name} must be a collection of outputs. Got {ys!r:.60}.")
-    if is_array:
-        ys = np.asarray(ys)
-    items = ys if is_array else list(ys)
-    if is_array and ys.ndim == 0:
-        raise InputError(f"{name} must be a collection of outputs. Got a single number.")
+    items: Any = np.asarray(ys) if is_array else list(ys)
     numbers = _as_numbers(items, name)
     if numbers is None:
-        dtype = "object" if is_array and ys.dtype == object else "str"
+        dtype = "object" if is_array and items.dtype == object else "str"
         return list(items), Form("object array", dtype) if is_array else Form("list")
     shape = numbers.shape[1:]
-    rows = _flatten(torch.from_numpy(np.require(numbers, np.float64, ["C", "W", "O"])), name)
+    rows = _flatten(torch.from_numpy(np.require(numbers, np.float64, ["C", "W", "O"])))
     if is_array:
         return rows, Form("array", str(numbers.dtype.newbyteorder("=")), shape)
     item = "number" if isinstance(items[0], NUMBERS) else type(items[0]).__name__
@@ -158,19 +149,16 @@ def _from_sequence(ys: Any, name: str) -> tuple[Outputs, Form]:
 
 def _as_numbers(items: Any, name: str) -> np.ndarray | None:
     """Return the items as an array of numbers, or None if they are objects: strings, graphs, views, ragged rows."""
-    if isinstance(items, np.ndarray) and items.dtype != object:
-        array = items
-    elif isinstance(items, np.ndarray) and all(isinstance(value, NUMBERS | None) for value in items.flat):
-        array = items.astype(np.float64)  # None becomes NaN
-    elif not len(items) or not _is_row(items[0]):
-        return None
-    else:
+    array = items
+    if not isinstance(items, np.ndarray):
+        if not items or not _is_row(items[0]):
+            return None
         try:
-            array = np.asarray(
-                [np.asarray(item, np.float64) if _has_none(item) else np.asarray(item) for item in items]
-            )
+            array = np.stack([np.asarray(item) for item in items])
         except (ValueError, TypeError):
             return None
+    if array.dtype == object and all(isinstance(value, NUMBERS | None) for value in array.flat):
+        array = array.astype(np.float64)  # None is NaN
     if array.dtype.kind in "iu" and array.size and max(-int(array.min()), int(array.max())) > 2**53:
         raise InputError(f"{name} must be exact in double precision. Got an integer above 2⁵³.")
     if array.dtype.kind == "c":
@@ -184,26 +172,16 @@ def _is_row(item: Any) -> bool:
     return isinstance(item, NUMBERS | np.ndarray | list | Tensor | None)
 
 
-def _has_none(item: Any) -> bool:
-    return item is None or (isinstance(item, list | tuple) and None in item)
-
-
-def _flatten(rows: Tensor, name: str) -> Tensor:
-    if rows.ndim == 0:
-        raise InputError(f"{name} must be a collection of outputs. Got a single number.")
+def _flatten(rows: Tensor) -> Tensor:
     return rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
 
 
-def _check_finite(outputs: Outputs, given: Any, name: str) -> None:
-    numbers = outputs.data if sp.issparse(outputs) else outputs
-    if (not isinstance(outputs, Tensor) and not sp.issparse(outputs)) or math.isfinite(numbers.sum()):
-        return  # a sum is the quickest test
-    bad = np.argwhere(~np.isfinite(np.asarray(numbers.cpu() if isinstance(numbers, Tensor) else numbers)))
-    if len(bad):
-        first = int(bad[0, 0])
-        row = int(np.searchsorted(outputs.indptr, first, side="right")) - 1 if sp.issparse(outputs) else first
-        what = "None" if isinstance(given, list | tuple) and _has_none(given[row]) else "NaN or inf"
-        raise InputError(f"{name} must be finite. Got {what} in row {row}.")
+@np.errstate(invalid="ignore")
+def _check_finite(outputs: Outputs, name: str) -> None:
+    if isinstance(outputs, Tensor | sp.csr_array) and not math.isfinite(outputs.sum()):  # the quickest test
+        bad = torch.as_tensor((0 * outputs).sum(1)).isnan().nonzero()  # 0 · inf is NaN
+        if len(bad):
+            raise InputError(f"{name} must be finite. Got NaN or inf in row {int(bad[0])}.")
 
 
 def count(ys: Any) -> int:

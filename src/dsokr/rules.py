@@ -76,15 +76,15 @@ def as_queries(z: Tensor, rule: Rule) -> Tensor:  # (n, p) -> (n, p + 1)
 
 
 class Ties(NamedTuple):
-    """Scores of a row are tied when they agree in single precision after the row's offset is taken away.
+    """Scores of a row are tied if they agree to 24 bits, as in single precision, after subtracting the row's offset.
 
     Scores are computed in double precision, but the last bits of a sum depend on the order of its terms: without this,
     two copies of one output would differ. The offset matters for outputs far from zero, whose scores have a large part
     in common.
 
     >>> scores = torch.tensor([[1e9, 1e9 + 1, 1e9 + 1 + 1e-9]], dtype=torch.float64)
-    >>> Ties.of(scores).compare(scores)
-    tensor([[-1.,  0.,  0.]])
+    >>> Ties.of(scores).keys(scores).tolist()
+    [[-1.0, 0.0, 0.0]]
     """
 
     offset: Tensor  # (n, 1)
@@ -96,22 +96,30 @@ class Ties(NamedTuple):
         some = scores[:, :: max(1, scores.shape[1] // SAMPLE)].double()
         offset = some.median(dim=1, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0)
         spread = (some - offset).abs().median(dim=1, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0)
-        return Ties(offset, torch.maximum(2.0**-24 * spread, 2.0**-40 * offset.abs()))
+        unit = torch.maximum(2.0**-24 * spread, 2.0**-40 * offset.abs())
+        if (zeros := unit[:, 0] == 0).any():  # most scores are zero: the largest one shows what rounding errors are
+            unit[zeros] = 2.0**-48 * scores[zeros].double().nan_to_num(0.0, 0.0, 0.0).abs().amax(dim=1, keepdim=True)
+        return Ties(offset, unit)
 
-    def compare(self, scores: Tensor) -> Tensor:  # (n, c) float32
-        """Numbers in the order of the scores, equal for ties."""
+    def keys(self, scores: Tensor) -> Tensor:  # (n, c) float64
+        """Numbers to sort by: in the order of the scores, and equal for ties.
+
+        They are rounded in double precision, because scores may lie outside the range of single precision.
+        """
         shift = 1.5 * 2**52 * self.unit  # adding it rounds to multiples of the unit
-        return (scores + (shift - self.offset)).sub_(shift).float()
+        keys = (scores + (shift - self.offset)).sub_(shift)
+        keys.view(torch.int64).add_(2**28).bitwise_and_(-(2**29))  # round the significand from 53 to 24 bits
+        return keys
 
 
-def compare(scores: Tensor) -> Tensor:  # (n, c) float32
+def sort_keys(scores: Tensor) -> Tensor:  # (n, c) float64
     """Numbers in the order of each row's scores, equal for ties; see :class:`Ties`."""
-    return Ties.of(scores).compare(scores)
+    return Ties.of(scores).keys(scores)
 
 
-def largest(scores: Tensor, k: int, ties: Ties | None = None) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
+def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
     """The k largest scores of every row with their columns, best first; of tied ones the first."""
-    keys = compare(scores) if ties is None else ties.compare(scores)
+    keys = sort_keys(scores)
     least = keys.topk(k, dim=1).values[:, -1:]
     above, equal = keys > least, keys == least
     chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))

@@ -8,8 +8,8 @@ package can be named in one, with literals and each other as arguments.
 import ast
 import dataclasses
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -34,6 +33,7 @@ FILES = {
 }
 LONGEST = 4_000_000  # characters of an expression
 FORGOTTEN = ("loss", "monitor", "logger", "trainer", "training")  # fields that predictions do not need
+HIDDEN = ("Feature", "Normalized", "Product", "Scaled", "Sketch", "Sum")  # how names begin that people do not write
 
 Tensors = dict[str, Tensor]
 
@@ -57,44 +57,31 @@ def write_expression(part: Any, *modules: ModuleType) -> str:
         items = [write_expression(item, *modules) for item in part]
         return f"({', '.join(items)}{',' * (len(items) == 1)})"
     if isinstance(part, Mapping):
-        items = [f"{key!r}: {text}" for key, text in _written_items(part.items(), modules)]
-        return f"{{{', '.join(items)}}}"
+        texts = {key: _try_to_write(value, *modules) for key, value in part.items()}
+        return f"{{{', '.join(f'{key!r}: {text}' for key, text in texts.items() if text is not None)}}}"
     name = type(part).__name__
     qualified = next((f"{_short(m)}.{name}" for m in modules if getattr(m, name, None) is type(part)), None)
     if qualified is None or not dataclasses.is_dataclass(part):
         raise Unwritten(repr(part))
-    fields = [field for field in dataclasses.fields(part) if field.init and field.compare]
-    required = [field for field in fields if _default(field) is dataclasses.MISSING]
-    optional = [field for field in fields if field not in required and not _has_default(part, field)]
-    texts = [(field.name, write_expression(getattr(part, field.name), *modules)) for field in required]
-    for field in optional:
-        try:
-            texts.append((field.name, write_expression(getattr(part, field.name), *modules)))
-        except Unwritten:
-            if field.name not in FORGOTTEN:
-                raise
-    arguments = ", ".join(f"{key}={text}" for key, text in texts)
-    return f"{name if _find(name, modules) is type(part) else qualified}({arguments})"
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    arguments = []
+    for field in dataclasses.fields(part):
+        if field.init and field.compare and not _has_default(part, field):
+            write = _try_to_write if field.name in FORGOTTEN else write_expression
+            if (text := write(getattr(part, field.name), *modules)) is not None:
+                arguments.append(f"{field.name}={text}")
+    return f"{name if _find(name, modules) is type(part) else qualified}({', '.join(arguments)})"
 
 
 def _has_default(part: Any, field: dataclasses.Field[Any]) -> bool:
-    value, default = getattr(part, field.name), _default(field)
+    value = getattr(part, field.name)
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     return value is default or (type(value) is type(default) and value == default)
 
 
-def _written_items(items: Iterable[tuple[Any, Any]], modules: tuple[ModuleType, ...]) -> list[tuple[Any, str]]:
-    """The items whose values can be written; the others come back as their defaults."""
-    written = []
-    for key, value in items:
-        try:
-            written.append((key, write_expression(value, *modules)))
-        except Unwritten:
-            continue
-    return written
+def _try_to_write(part: Any, *modules: ModuleType) -> str | None:
+    with suppress(Unwritten):
+        return write_expression(part, *modules)
+    return None
 
 
 def parse_expression(text: str, *modules: ModuleType) -> Any:
@@ -109,9 +96,7 @@ def parse_expression(text: str, *modules: ModuleType) -> Any:
             raise InputError("It is too long.")
         return _evaluate(ast.parse(text.strip(), mode="eval").body, modules)
     except (SyntaxError, TypeError, ValueError, OverflowError, RecursionError, MemoryError, AttributeError) as error:
-        shown = text if len(text) <= 200 else f"{text[:197]}..."
-        why = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise InputError(f"{shown!r} cannot be read: {why}") from error
+        raise InputError(f"{text!r:.200} cannot be read: {getattr(error, 'msg', error)}") from error
 
 
 def _evaluate(node: ast.expr, modules: tuple[ModuleType, ...]) -> Any:
@@ -122,27 +107,26 @@ def _evaluate(node: ast.expr, modules: tuple[ModuleType, ...]) -> Any:
             return float(node.id)
         case ast.Tuple(elts=items) | ast.List(elts=items):
             return tuple(_evaluate(item, modules) for item in items)
-        case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
-            return {key.value: _evaluate(value, modules) for key, value in zip(keys, values, strict=True)}  # type: ignore[union-attr] # checked
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+        case ast.Dict(keys=[*keys], values=values) if None not in keys:
+            return {_evaluate(key, modules): _evaluate(value, modules) for key, value in zip(keys, values, strict=True)}  # type: ignore[arg-type] # no key is None
+        case ast.UnaryOp(op=ast.USub()) if isinstance(number := _evaluate(node.operand, modules), int | float):
             return -number
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
-            return -math.inf
         case ast.BinOp(left=left, op=ast.Add() | ast.Mult() as operator, right=right):
             a, b = _evaluate(left, modules), _evaluate(right, modules)
             if all(isinstance(value, int | float | str | tuple | dict | None) for value in (a, b)):
                 raise InputError("only kernels can be added or multiplied.")
             return a + b if isinstance(operator, ast.Add) else a * b
-        case ast.Call(func=ast.Attribute(value=ast.Call() | ast.BinOp() as inner, attr="normalized"), args=[]):
+        case ast.Call(
+            func=ast.Attribute(value=ast.Call() | ast.BinOp() as inner, attr="normalized"), args=[], keywords=[]
+        ):
             return _evaluate(inner, modules).normalized()
         case ast.Call(func=ast.Name() | ast.Attribute(value=ast.Name()) as function, args=args, keywords=keywords):
-            made = _find(ast.unparse(function), modules)
+            made, options = _find(ast.unparse(function), modules), {keyword.arg: keyword.value for keyword in keywords}
             if made is None:
                 raise InputError(f"there is no {ast.unparse(function)}. Choose from {', '.join(_names(modules[0]))}.")
-            return made(
-                *(_evaluate(arg, modules) for arg in args),
-                **{keyword.arg: _evaluate(keyword.value, modules) for keyword in keywords if keyword.arg},
-            )
+            if None not in options and len(options) == len(keywords):  # else there is a **, or a keyword twice
+                named = {str(name): _evaluate(value, modules) for name, value in options.items()}
+                return made(*(_evaluate(arg, modules) for arg in args), **named)
     raise InputError(f"{ast.unparse(node)} is not allowed.")
 
 
@@ -158,15 +142,13 @@ def _short(module: ModuleType) -> str:
 
 
 def _names(module: ModuleType) -> list[str]:
-    return [name for name in sorted(vars(module)) if not name.startswith("_") and _find(name, (module,)) is not None]
+    return [name for name in sorted(vars(module)) if not name.startswith(HIDDEN) and _find(name, (module,)) is not None]
 
 
 def write_part(part: Any, *modules: ModuleType) -> dict[str, str]:
     """Write a part as its expression or, if it has none, as what it prints."""
-    try:
-        return {"expression": write_expression(part, *modules)}
-    except Unwritten:
-        return {"unwritten": repr(part)}
+    text = _try_to_write(part, *modules)
+    return {"unwritten": repr(part)} if text is None else {"expression": text}
 
 
 def read_part(name: str, written: dict[str, str], *modules: ModuleType) -> Any:
@@ -199,8 +181,8 @@ def pack_outputs(ys: Outputs, prefix: str, tensors: Tensors) -> dict[str, Any]:
         given = ys.views if isinstance(ys, ViewBatch) else map(list, zip(*ys, strict=True))
         views, forms = zip(*map(canonical, given), strict=True)
         packed = [pack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(views)]
-        kind = "view batch" if isinstance(ys, ViewBatch) else "views"
-        return {"kind": kind, "views": packed, "forms": [dataclasses.asdict(form) for form in forms]}
+        kind = {"kind": "view batch" if isinstance(ys, ViewBatch) else "views"}
+        return kind | {"views": packed, "forms": [dataclasses.asdict(form) for form in forms]}
     try:
         text = json.dumps(list(ys)).encode()
     except TypeError as error:
@@ -218,8 +200,8 @@ def unpack_outputs(packed: dict[str, Any], prefix: str, tensors: Tensors) -> Out
             data, indices, indptr = (tensors[f"{prefix}.{name}"].numpy() for name in ("data", "indices", "indptr"))
             return sp.csr_array((data, indices, indptr), shape=tuple(packed["shape"]))
         case "graphs" | "graph batch" as kind:
-            arrays = (tensors[f"{prefix}.{field.name}"].numpy() for field in dataclasses.fields(GraphBatch))
-            batch = GraphBatch(*arrays)
+            fields = dataclasses.fields(GraphBatch)
+            batch = GraphBatch(*(tensors[f"{prefix}.{field.name}"].numpy() for field in fields))
             return batch if kind == "graph batch" else list(batch)
         case "views" | "view batch" as kind:
             views = [unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(packed["views"])]
@@ -227,18 +209,12 @@ def unpack_outputs(packed: dict[str, Any], prefix: str, tensors: Tensors) -> Out
                 return ViewBatch(*views)
             forms = [Form.from_json(form) for form in packed["forms"]]
             return list(zip(*(form.restore(view) for form, view in zip(forms, views, strict=True)), strict=True))
-        case "json":
+        case _:
             return json.loads(tensors[prefix].numpy().tobytes())
-        case other:
-            raise ModelFolderError(f"The model holds outputs of an unknown kind, {other!r}.")
 
 
 def write_model(
-    folder: Path,
-    config: dict[str, Any],
-    tensors: Tensors,
-    facts: dict[str, Any],
-    write_further: Callable[[Path], None],
+    folder: Path, config: dict[str, Any], tensors: Tensors, facts: dict[str, Any], write_further: Callable[[Path], None]
 ) -> None:
     """Write a model's folder, whole or not at all; ``facts`` go to its card, ``write_further`` adds files to the draft.
 
@@ -275,16 +251,18 @@ model.predict(X)
 
 def is_replaceable(folder: Path) -> bool:
     """Whether a folder is empty, or holds a saved model and nothing else."""
-    if not folder.is_dir():
-        return False
-    names = {path.name for path in folder.iterdir()}
-    if not names:
-        return True
+    with suppress(NotADirectoryError, FileNotFoundError, ModelFolderError):
+        names = {path.name for path in folder.iterdir()}
+        return not names or (names <= FILES and bool(_read_config(folder)))
+    return False
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return names <= FILES and isinstance(config, dict) and {"format", "dsokr", "sha256"} <= set(config)
+        return {name: config[name] for name in ("format", "dsokr", "sha256")} | config
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelFolderError(f"{folder / 'config.json'} is damaged: {error}.") from error
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:
@@ -292,20 +270,13 @@ def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise ModelFolderError(f"{folder} is not a saved model: {name} is missing.")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        written = int(config["format"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelFolderError(f"{folder / 'config.json'} is damaged: {error}.") from error
-    if written != FORMAT:
-        remedy = "Train it again." if written < FORMAT else "Upgrade with: pip install --upgrade dsokr"
-        age = "an earlier" if written < FORMAT else "a later"
-        raise ModelFolderError(f"{folder} was saved by {age} version of dsokr, in another format. {remedy}")
-    if config.get("sha256") != checksum(folder / "model.safetensors"):
+    config = _read_config(folder)
+    if config["format"] != FORMAT:
+        raise ModelFolderError(
+            f"{folder} was saved by dsokr {config['dsokr']} in another format: install that version, or train it again."
+        )
+    if config["sha256"] != checksum(folder / "model.safetensors"):
         raise ModelFolderError(f"{folder / 'model.safetensors'} is damaged or incomplete: its checksum is wrong.")
-    try:
-        tensors = load_file(str(folder / "model.safetensors"))
-    except SafetensorError as error:
-        raise ModelFolderError(f"{folder / 'model.safetensors'} cannot be read: {error}.") from error
+    tensors = load_file(str(folder / "model.safetensors"))
     # aligned in memory as before saving, so that products are bit-identical
     return config, {name: tensor.clone() for name, tensor in tensors.items()}

@@ -1,5 +1,6 @@
 """Checks for your own kernels."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,9 +45,13 @@ def check_kernel(kernel: Kernel, ys: Outputs, tolerance: float = 1e-8) -> None:
     combined = kernel.against(rest, weights)(few)
     _require(same(combined, kernel(few, rest) @ weights.T), kernel, "against(anchors, weights) differs from its values")
     if isinstance(ys[0], Graph):
-        renumbered = [permuted(graph, _shuffle(len(graph.labels), seed)) for seed, graph in enumerate(ys)]
+        rng = np.random.default_rng(0)
+        renumbered = [permuted(graph, rng.permutation(len(graph.labels)).tolist()) for graph in ys]
         _require(same(kernel(renumbered, ys), K), kernel, "depends on how the nodes of a graph are numbered")
-    _require(_is_hashable(kernel), kernel, "must be hashable: make it a frozen dataclass")
+    try:
+        hash(kernel)
+    except TypeError as error:
+        raise KernelError(f"{kernel} must be hashable: make it a frozen dataclass.") from error
 
 
 def _require(condition: bool, kernel: Kernel, message: str) -> None:
@@ -56,15 +61,3 @@ def _require(condition: bool, kernel: Kernel, message: str) -> None:
 
 def _is_float64(values: object, shape: tuple[int, ...]) -> bool:
     return isinstance(values, Tensor) and values.dtype == torch.float64 and tuple(values.shape) == shape
-
-
-def _shuffle(n: int, seed: int) -> list[int]:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def _is_hashable(kernel: Kernel) -> bool:
-    try:
-        hash(kernel)
-    except TypeError:
-        return False
-    return True

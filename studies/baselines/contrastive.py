@@ -22,7 +22,8 @@ from dsokr.losses import Objective
 from dsokr.metrics import ranks
 from dsokr.regressors import Neural, Targets, Training
 from dsokr.regressors.networks.base import NetworkFactory, build_network, call_optional, prepare_inputs
-from studies.baselines.regression import CPU, as_targets
+from studies.baselines.regression import as_targets
+from studies.study import CPU
 
 TEMPERATURE = 0.07  # Text2Mol's: its exponential multiplies the vectors of texts
 MOLECULE_BLOCK = 2048  # molecules passed through a tower at once

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.spatial.distance import cdist
 from torch import Generator, Tensor, nn
 
 from dsokr.basis import BLOCK, sketch_basis
@@ -59,7 +60,7 @@ class MatrixGraph(NamedTuple):
 
 def compute_plan(a: MatrixGraph, b: MatrixGraph, trade_off: float, start: np.ndarray) -> np.ndarray:  # (n, m)
     """A plan T for FGW²(a, b): the local minimum to which POT's conditional gradient descends from ``start``."""
-    cost = _squared_distances(a.features, b.features)
+    cost = cdist(a.features, b.features, "sqeuclidean")
     options = {"loss_fun": "square_loss", "symmetric": True, "alpha": trade_off, "tol_rel": 1e-5}
     solve = import_extra("ot", "studies").gromov.fused_gromov_wasserstein
     return np.asarray(solve(cost, a.structure, b.structure, start.sum(1), start.sum(0), G0=start, **options))
@@ -72,7 +73,7 @@ def initial_plan(a: MatrixGraph, b: MatrixGraph) -> np.ndarray:  # (n, m)
     renumbered copies of a molecule.
     """
     p, q = (np.full(len(graph.features), 1 / len(graph.features)) for graph in (a, b))
-    return np.asarray(import_extra("ot", "studies").emd(p, q, _squared_distances(_surroundings(a), _surroundings(b))))
+    return np.asarray(import_extra("ot", "studies").emd(p, q, cdist(_surroundings(a), _surroundings(b), "sqeuclidean")))
 
 
 def _surroundings(graph: MatrixGraph) -> np.ndarray:  # (n, (HOPS + 1) · d)
@@ -80,10 +81,6 @@ def _surroundings(graph: MatrixGraph) -> np.ndarray:  # (n, (HOPS + 1) · d)
     for _ in range(HOPS):
         parts.append(graph.structure @ parts[-1] / 2)
     return np.hstack(parts)
-
-
-def _squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:  # (n, m)
-    return ((a[:, None] - b[None]) ** 2).sum(axis=2)
 
 
 def monotone_plan(n: int, m: int) -> np.ndarray:  # (n, m)
@@ -107,9 +104,7 @@ def compute_barycenter(
     for _ in range(iterations):
         plans = [compute_plan(center, graph, trade_off, plan) for graph, plan in zip(graphs, plans, strict=True)]
         before, moved = center, [graph.transport(plan) for graph, plan in zip(graphs, plans, strict=True)]
-        center = MatrixGraph(
-            *(np.einsum("j,j...->...", weights, np.stack(parts)) for parts in zip(*moved, strict=True))
-        )
+        center = MatrixGraph(*(np.tensordot(weights, np.stack(parts), 1) for parts in zip(*moved, strict=True)))
         if max(np.abs(x - y).max() for x, y in zip(before, center, strict=True)) < CONVERGED:
             break
     return center, plans

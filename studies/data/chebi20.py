@@ -1,9 +1,10 @@
-"""ChEBI-20: descriptions of molecules in English, and the 33,010 candidate molecules."""
+"""ChEBI-20: descriptions of molecules in English, and the 33,010 candidate molecules; or generated ones."""
 
 import csv
 import gzip
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,32 +14,49 @@ import scipy.sparse as sp
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch, starts_of
 from studies.data.files import Source, cache_result, data_folder, read_arrays
+from studies.data.molecules import generate
 
 _MOLT5 = "the ChEBI-20 files of MolT5 (https://github.com/blender-nlp/MolT5)"
 _REBUILT = "the definitions and relations of ChEBI (https://www.ebi.ac.uk/chebi), or use the original train.txt"
 _TEXT2MOL = "Text2Mol (https://github.com/cnedwards/text2mol)"
 SOURCES = {
-    name: Source(f"chebi20/{file}", checksum, origin)
-    for name, file, checksum, origin in (
-        ("train", "train.tsv.gz", "8f580640c5aa76dfb0f651a13e1d3e78f52d24c19db7d0e347f18f8db3492885", _REBUILT),
-        ("val", "val.tsv.gz", "4fc5ec76de587baf7f6038da93637ae56aaf8ccc790b5a4a452e6d17bbef955b", _MOLT5),
-        ("test", "test.tsv.gz", "613e62b53dc977451a356b99c20701af8b033d6a75c909efcda1286402b4e810", _MOLT5),
-        (
-            "candidates",
-            "candidates_all.tsv.gz",
-            "bc84856527a96b33e238860e3ac106defb3ac6bb6344075045501f167800492e",
-            _MOLT5,
-        ),
-        (
-            "mol2vec",
-            "mol2vec_tokens.npz",
-            "d1b53656fd7fc549b5810bfe1441b9ac6f81d5d2d1f7fd2a42a78a11723e313b",
-            _TEXT2MOL,
-        ),
+    file.partition(".")[0]: Source(f"chebi20/{file}", checksum, origin)
+    for file, checksum, origin in (
+        ("train.tsv.gz", "8f580640c5aa76dfb0f651a13e1d3e78f52d24c19db7d0e347f18f8db3492885", _REBUILT),
+        ("val.tsv.gz", "4fc5ec76de587baf7f6038da93637ae56aaf8ccc790b5a4a452e6d17bbef955b", _MOLT5),
+        ("test.tsv.gz", "613e62b53dc977451a356b99c20701af8b033d6a75c909efcda1286402b4e810", _MOLT5),
+        ("candidates_all.tsv.gz", "bc84856527a96b33e238860e3ac106defb3ac6bb6344075045501f167800492e", _MOLT5),
+        ("mol2vec_tokens.npz", "d1b53656fd7fc549b5810bfe1441b9ac6f81d5d2d1f7fd2a42a78a11723e313b", _TEXT2MOL),
     )
 }
 ORIGINALS = ("train.txt", "training.txt")  # of MolT5 and of Text2Mol; preferred to the rebuilt texts
 UNKNOWN = "UNK"
+
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+ELEMENTS = {"carbon": "[#6]", "nitrogen": "[#7]", "oxygen": "[#8]", "fluorine": "[#9]"}
+GROUPS = {
+    "carboxylic acid": "[CX3](=O)[OX2H1]",
+    "ester": "[CX3](=O)[OX2H0][#6]",
+    "amide": "[CX3](=O)[NX3]",
+    "aldehyde": "[CX3H1]=O",
+    "ketone": "[#6][CX3](=O)[#6]",
+    "hydroxy group": "[OX2H1]",
+    "ether": "[OX2H0]([#6])[#6]",
+    "primary amine": "[NX3H2]",
+    "secondary amine": "[NX3H1]([#6])[#6]",
+    "tertiary amine": "[NX3H0]([#6])([#6])[#6]",
+    "imine": "[#6]=[NX2]",
+    "nitrile": "C#N",
+    "alkene": "[#6]=[#6]",
+    "alkyne": "C#C",
+    "methyl group": "[CH3]",
+    "fluoro substituent": "F",
+    "three-membered ring": "[r3]1[r3][r3]1",
+    "four-membered ring": "[r4]1[r4][r4][r4]1",
+    "five-membered ring": "[r5]1[r5][r5][r5][r5]1",
+    "six-membered ring": "[r6]1[r6][r6][r6][r6][r6]1",
+}
+WIDTH = 30  # of the vectors that stand for Mol2vec's
 
 
 class Descriptions(NamedTuple):
@@ -114,7 +132,8 @@ def load_chebi20(folder: str | Path | None = None) -> ChEBI20:
     that defines the molecule. Every result must say which were used: ``training_texts``. The first call needs RDKit and
     about a minute to prepare the molecules, which are cached.
     """
-    molecules = cache_result(prepare_candidates)(SOURCES["candidates"].find(folder), SOURCES["mol2vec"].find(folder))
+    prepared_from = (SOURCES[name].find(folder) for name in ("candidates_all", "mol2vec_tokens"))
+    molecules = cache_result(prepare_candidates)(*prepared_from)
     position = {int(number): row for row, number in enumerate(molecules.ids)}
     original = next((p for name in ORIGINALS if (p := data_folder(folder) / "chebi20" / name).is_file()), None)
     texts = SOURCES["train"].find(folder) if original is None else original
@@ -178,3 +197,37 @@ def _number_tokens(identifiers: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     order = known.argsort()
     at = order[np.searchsorted(known, identifiers, sorter=order).clip(max=len(known) - 1)]
     return np.where(identifiers < 0, -1, np.where(known[at] == identifiers, at, len(known))).astype(np.int16)
+
+
+def describe_molecules(n_train: int, n_val: int, n_test: int, seed: int = 0, max_atoms: int = 9) -> ChEBI20:
+    """Generate different molecules and describe the atoms, groups and rings of each, in varying words.
+
+    Several molecules may fit one description. The vectors of neighbourhoods are random here, not learned.
+    """
+    from dsokr import chem  # RDKit is needed here only
+
+    rng = np.random.default_rng(seed)
+    smiles = chem.many_smiles(generate(n_train + n_val + n_test, seed, max_atoms))
+    smiles = [smiles[i] for i in rng.permutation(len(smiles))]
+    counts = {name: chem.matches(smiles, pattern) for name, pattern in (ELEMENTS | GROUPS).items()}
+    texts = [_write_text({name: int(found[i]) for name, found in counts.items()}, rng) for i in range(len(smiles))]
+    identifiers = np.unique(np.concatenate(chem.environments(smiles)))
+    tokens = np.array([UNKNOWN, *map(str, identifiers[identifiers >= 0])])
+    vectors = rng.normal(size=(len(tokens), WIDTH)).astype(np.float32)
+    molecules = make_molecules(smiles, np.arange(len(smiles)), tokens, vectors)
+    bounds = np.cumsum([0, n_train, n_val, n_test])
+    train, val, test = (Descriptions(texts[a:b], np.arange(a, b)) for a, b in pairwise(bounds))
+    return ChEBI20(train, val, test, molecules, "generated")
+
+
+def _write_text(counts: dict[str, int], rng: np.random.Generator) -> str:
+    atoms = _write_list({f"{name} atom": counts[name] for name in ELEMENTS})
+    groups = {name: counts[name] for name in rng.permutation(list(GROUPS)) if counts[name]}
+    opening = rng.choice(["The molecule is made of", "The molecule consists of", "A molecule of"])
+    linking = rng.choice(["It has", "It contains", "Among its groups are"])
+    return f"{opening} {atoms}." + (f" {linking} {_write_list(groups)}." if groups else "")
+
+
+def _write_list(counts: dict[str, int]) -> str:
+    items = [f"{NUMBERS[min(n, 9)]} {name}{'s' * (n > 1)}" for name, n in counts.items() if n]
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import Distribution, requires, version
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -18,7 +18,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
-from rich.table import Table
 from typer.core import TyperGroup
 
 from dsokr import __version__
@@ -71,12 +70,19 @@ def dsokr(
 
 
 def _add_command(name: str, function: str, kind: type[options.Options]) -> None:
-    """Add a command whose parameters are the fields of a dataclass; ``function`` is its module and name."""
+    """Add a command whose parameters are the fields of a dataclass; ``function`` is its module and name.
+
+    It prints the result of the function and, on standard error, the rows that were skipped.
+    """
     types, signature = get_type_hints(kind, include_extras=True), inspect.signature(kind)
     parameters = [parameter.replace(annotation=types[field]) for field, parameter in signature.parameters.items()]
 
     def command(**given: Any) -> None:
-        _run(function, kind(**given))
+        chosen, (module, called) = kind(**given), function.split(".")
+        problems = import_module("dsokr.commands.tables").Problems(chosen.on_error == "fail")
+        with _notes(), _progress(chosen.as_json) as say:
+            result = getattr(import_module(f"dsokr.commands.{module}"), called)(chosen, problems, say)
+        _print(chosen.as_json, result, problems.lines())
 
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # typer reads it
     app.command(name, help=kind.__doc__)(command)
@@ -86,18 +92,8 @@ _add_command("fit", "fit.fit", options.FitOptions)
 _add_command("predict", "predict.predict", options.PredictOptions)
 _add_command("rank", "predict.predict", options.RankOptions)
 _add_command("evaluate", "evaluate.evaluate_table", options.EvaluateOptions)
-_add_command("report", "report.report", options.ReportOptions)
-_add_command("embed", "library.embed", options.EmbedOptions)
-
-
-def _run(function: str, given: options.Options) -> None:
-    """Call the function of a command and print its result; on standard error, the rows that were skipped."""
-    module, name = function.split(".")
-    command = getattr(import_module(f"dsokr.commands.{module}"), name)
-    problems = import_module("dsokr.commands.tables").Problems(given.on_error == "fail")
-    with _notes(), _progress(given.as_json) as say:
-        result = command(given, problems, say)
-    _print(given.as_json, result, problems.lines())
+_add_command("report", "evaluate.report", options.ReportOptions)
+_add_command("embed", "predict.embed", options.EmbedOptions)
 
 
 @app.command()
@@ -114,9 +110,9 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Show the model as a web page: type an input, see the best candidates. It contacts no other host."""
-    from dsokr.commands.library import open_index
+    from dsokr.commands.predict import open_index
     from dsokr.commands.predictor import Predictor
-    from dsokr.serve import Limits, create_app, server
+    from dsokr.serve import Limits, create_app, run
 
     limits = Limits(seconds=timeout, k=most)
     with _notes(), _progress(False) as say:
@@ -124,8 +120,7 @@ def serve(
         predictor.decode(predictor.among(None).coordinates()[0][:1])  # compiles the search before the first request
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
         hosts = [host, *(allowed or [])]
-        page = create_app(predictor, open_index(predictor, index), limits, examples, hosts)
-        server.run(page, host, port, say=say)
+        run(create_app(predictor, open_index(predictor, index), limits, examples, hosts), host, port, say=say)
 
 
 @app.command()
@@ -138,25 +133,17 @@ def info(as_json: options.AsJson = False) -> None:
     devices = ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]
     extras: dict[str, bool] = {}
     for package, extra in re.findall(r"^([\w.-]+).*extra == .(\w+)", "\n".join(requires("dsokr") or []), re.MULTILINE):
-        extras[extra] = extras.get(extra, True) and (package == "dsokr" or _is_installed(package))
-    table = Table(show_header=False)
-    for name, value in {**facts, "devices": ", ".join(devices)}.items():
-        table.add_row(name, value)
+        extras[extra] = extras.get(extra, True) and (package == "dsokr" or any(Distribution.discover(name=package)))
+    lines = [f"{name:<20}{value}" for name, value in {**facts, "devices": ", ".join(devices)}.items()]
     for extra, is_there in extras.items():
-        table.add_row(f"extra: {extra}", "installed" if is_there else f'missing: pip install "dsokr[{extra}]"')
-    _print(as_json, options.Result({**facts, "devices": devices, "extras": extras}, [table]))
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
+        state = "installed" if is_there else f'missing: pip install "dsokr[{extra}]"'
+        lines.append(f"{f'extra: {extra}':<20}{state}")
+    _print(as_json, options.Result({**facts, "devices": devices, "extras": extras}, lines))
 
 
 @contextmanager
 def _notes() -> Iterator[None]:
-    """Print warnings as sentences, each once, without the place in the code, or in a list, that they come from."""
+    """Print every warning once, as a sentence, without its line of code or its index in a list."""
     said: set[str] = set()
 
     def show(message: Warning | str, *_: Any) -> None:
@@ -173,7 +160,7 @@ def _notes() -> Iterator[None]:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[options.Say]:
-    """Yield a function that prints lines on standard error: passing ones in place in a terminal, rarely in a log."""
+    """Yield a function that prints lines on standard error; passing ones are replaced, or rare in a log."""
     console, printed = Console(stderr=True, quiet=quiet), time.monotonic()
     status = Status("", console=console)
 

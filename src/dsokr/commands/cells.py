@@ -1,4 +1,4 @@
-"""strs: texts and numbers in them, how messages show them, and guesses of what kind of cells a column holds."""
+"""Cells as text: how they are parsed, how messages show them, and which kind a column of them has."""
 
 import difflib
 import math
@@ -42,9 +42,9 @@ def parse_text(cell: str) -> str:
 
 
 def parse_numbers(cell: str, columns: Sequence[str] = ()) -> np.ndarray:  # (d,)
-    """Return the numbers in a cell: with spaces, ; or | between, or as a list in brackets.
+    """Return the numbers in a cell: separated by spaces, ; or |, or a list in brackets.
 
-    The cells of several columns are joined by ; and there every number is in one of the columns.
+    Cells of several columns are joined by ; and errors name the column.
 
     >>> parse_numbers("[1, 2.5]")
     array([1. , 2.5])
@@ -83,18 +83,18 @@ def load_picture(cell: str) -> Any:
 
 
 def guess_input(columns: Sequence[str], cells: Sequence[str], locate: Callable[[int], str]) -> str:
-    """Return the name of the most special kind that nearly all of the first cells fit; ``locate`` names a position.
+    """Return the name of the most specific kind that fits nearly all of the first cells; ``locate`` names a position.
 
     >>> guess_input(["picture"], ["a/1.png", "a/2.png"], str), guess_input(["t"], ["a red ball", "two cats"], str)
     ('image', 'text')
     """
-    if len(columns) > 1:
-        return "vector"
     texts = _sample(cells)
+    if len(columns) > 1 or _fits(texts, _is_numbers):
+        return "vector"
     if _fits(texts, lambda text: text.lower().endswith(PICTURES)):
         return "image"
-    if _fits(texts, _is_numbers) or _are_smiles(columns[0], texts):
-        return "vector" if _fits(texts, _is_numbers) else "smiles"
+    if _are_smiles(columns[0], texts):
+        return "smiles"
     guess = "string" if all(map(str.isascii, texts)) and _fits(texts, _is_word) else "text"
     _check_no_numbers(columns[0], cells, locate, "--input-kind", guess)
     return guess
@@ -106,11 +106,11 @@ def guess_output(columns: Sequence[str], cells: Sequence[str], locate: Callable[
     >>> guess_output(["y"], ["b>a>c", "a>b>c"], str), guess_output(["tags"], ["red;round", "green"], str)
     ('ranking', 'labels')
     """
-    if len(columns) > 1:
-        return "vector"
     texts = _sample(cells)
-    if _fits(texts, _is_numbers) or _are_smiles(columns[0], texts):
-        return "vector" if _fits(texts, _is_numbers) else "smiles"
+    if len(columns) > 1 or _fits(texts, _is_numbers):
+        return "vector"
+    if _are_smiles(columns[0], texts):
+        return "smiles"
     if _fits(texts, lambda text: ">" in text):
         return "ranking"
     labels = {label for text in texts for label in re.split("[;|]", text)}
@@ -133,13 +133,13 @@ def _fits(texts: list[str], test: Callable[[str], bool]) -> bool:
 
 
 def _check_no_numbers(column: str, cells: Sequence[str], locate: Callable[[int], str], option: str, guess: str) -> None:
-    """Refuse to read numbers as letters: cells with decimal commas, or with some other cells between."""
+    """Refuse to read numbers as text: numbers with decimal commas, or mixed with other cells."""
     texts = _sample(cells)
     if _fits(texts, _resembles_numbers) or 2 * sum(map(_is_numbers, texts)) > len(texts):
         wrong = {at: cell.strip() for at, cell in enumerate(cells) if cell.strip() and not _is_numbers(cell)}
         at = min(wrong, key=lambda at: not _resembles_numbers(wrong[at]))
         place = f"{locate(at)}, column {column!r}, {shorten(wrong[at])!r}"
-        advice = f"Say {option} vector to skip such rows, or {option} {guess} to read numbers as text."
+        advice = f"Use {option} vector to skip such rows, or {option} {guess} to read numbers as text."
         raise InputError(f"{place}: {_reason(parse_numbers, wrong[at])} {advice}")
 
 

@@ -1,8 +1,8 @@
 """Kinds of columns: how cells become what networks and kernels take, and how answers become cells again.
 
-A cell is text; several columns come as one tuple of cells a row. ``kind.adapt(cells)`` looks at the training cells once
-(labels, scales, lengths) and returns the kind that knows them; ``kind.read(cells)`` then reads any cells, and says of
-every bad one why it is bad. A kind is plain data and is saved with the model as JSON.
+A cell is text; the cells of several columns are joined. ``kind.adapt(cells)`` learns labels, scales or lengths from the
+training cells; ``kind.read(cells)`` then reads any cells, and says why bad ones are bad. A kind is plain data and is
+saved with the model as JSON.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from dsokr.commands.cells import NO_LABEL, count_of, load_picture, parse_numbers, parse_text, shorten, suggest
-from dsokr.errors import InputError, check_integers
+from dsokr.errors import InputError, KernelError, UndefinedAt, check_integers
 from dsokr.graphs import Graph
 from dsokr.kernels import FeatureKernel, Kernel
+from dsokr.outputs import as_outputs
 
-BLOCK = 1024  # cells parsed at once; a bad one costs a second look at its block
+BLOCK = 1024  # cells parsed at once; blocks with a bad one are halved until it is alone
 MAJORITY = 0.75  # share of the rankings that must agree on the items there are
 GREY = {"1", "L", "LA", "I", "I;16", "F"}  # modes of pictures
 
@@ -58,28 +59,38 @@ class Kind(ABC):
         return self
 
     def locate(self, cells: Sequence[str], folder: Path) -> Sequence[str]:
-        """Return cells of a table in this folder such that they can be read from anywhere."""
+        """Return cells of a table in this folder, with paths that do not depend on the working directory."""
         return cells
 
-    def read(self, cells: Sequence[str]) -> Read:
-        """Parse the good cells, and say why the others are bad. Lists stand for the cells of several columns."""
-        cells = [cell if isinstance(cell, str) else ";".join(map(str, cell)) for cell in cells]
+    def read(self, cells: Sequence[str], kernel: Kernel | None = None) -> Read:
+        """Parse the good cells, and say why the others are bad: unreadable, or outside the domain of the kernel."""
+        cells = [cell if isinstance(cell, str) else ";".join(map(str, cell)) for cell in cells]  # several columns
         parts: list[Any] = []
         good: list[int] = []
         bad: dict[int, str] = {}
-        for start in range(0, len(cells), BLOCK):
-            block = cells[start : start + BLOCK]
+        blocks = [range(len(cells))[start : start + BLOCK] for start in range(0, len(cells), BLOCK)][::-1]
+        while blocks:
+            block = blocks.pop()
             try:
-                parts.append(self.parse(block))
-                good += range(start, start + len(block))
-            except InputError:
-                for at, cell in enumerate(block, start):
-                    try:
-                        parts.append(self.parse([cell]))
-                        good.append(at)
-                    except InputError as error:
-                        bad[at] = str(error).replace(" at index 0", "")
+                parts.append(self._parse_for(kernel, cells[block.start : block.stop]))
+                good += block
+            except InputError as error:
+                if half := len(block) // 2:
+                    blocks += [block[half:], block[:half]]
+                else:
+                    bad[block.start] = str(error).replace(" at index 0", "")
         return Read(_join(parts), good, bad)
+
+    def _parse_for(self, kernel: Kernel | None, cells: Sequence[str]) -> Any:
+        values = self.parse(cells)
+        try:
+            if kernel is not None:
+                kernel.diag(as_outputs(values))
+        except UndefinedAt as error:
+            raise InputError(f"The kernel is undefined here: {error.why}.") from error
+        except InputError as error:
+            raise KernelError(f"The kernel {kernel} does not take such outputs: {error}") from error
+        return values
 
     def parse_all(self, cells: Sequence[str], noun: str) -> Any:
         """Return the values of cells that must all be good; a bad one is named by its position."""
@@ -146,14 +157,11 @@ class Vector(OutputKind):
         return replace(self, mean=tuple(table.mean(axis=0).tolist()), scale=tuple(spread.tolist()))
 
     def parse(self, cells: Sequence[str]) -> np.ndarray:
-        return np.stack([self._scale(parse_numbers(cell, self.columns)) for cell in cells])
-
-    def _scale(self, numbers: np.ndarray) -> np.ndarray:
-        if not self.mean:
-            return numbers
-        if len(numbers) != len(self.mean):
-            raise InputError(f"There must be {count_of(len(self.mean), 'number')}. Got {len(numbers)}.")
-        return (numbers - self.mean) / self.scale
+        rows = [parse_numbers(cell, self.columns) for cell in cells]
+        for row in rows:
+            if len(row) != len(self.mean) > 0:
+                raise InputError(f"There must be {count_of(len(self.mean), 'number')}. Got {len(row)}.")
+        return (np.stack(rows) - self.mean) / self.scale if self.mean else np.stack(rows)
 
     def unscale(self, values: Any) -> np.ndarray:  # (n, d) -> (n, d)
         """Return values in the units of the table."""
@@ -185,15 +193,12 @@ class Letters(Kind):
         return replace(self, longest=max(32, math.ceil(1.25 * max(lengths, default=0))))
 
     def parse(self, cells: Sequence[str]) -> list[str]:
-        texts = self._spell([parse_text(cell) for cell in cells])
+        texts = [parse_text(cell) for cell in cells]
         for text in texts:
             if odd := [letter for letter in text if not letter.isascii() or letter == "\0"]:
                 raise InputError(f"The network reads ASCII characters only. Got {odd[0]!r} in {shorten(text)!r}.")
             if len(text) > self.longest > 0:
                 raise InputError(f"The network reads at most {self.longest} characters. Got {len(text)}.")
-        return texts
-
-    def _spell(self, texts: list[str]) -> list[str]:
         return texts
 
 
@@ -203,8 +208,8 @@ class SmilesLetters(Letters):
 
     name: ClassVar[str] = "smiles"
 
-    def _spell(self, texts: list[str]) -> list[str]:
-        return _chem().canonical(texts, stereo=True)
+    def parse(self, cells: Sequence[str]) -> list[str]:
+        return super().parse(_chem().canonical([parse_text(cell) for cell in cells], stereo=True))
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,32 @@
-"""How good a predictor is, in numbers that suit the kind of its outputs, and in words."""
+"""How good a predictor is: in numbers that suit the kind of its outputs, in words, and as an HTML report."""
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import rich.table
 import torch
 from torch import Tensor
 
-from dsokr.commands.cells import count_of
-from dsokr.commands.columns import Labels, Molecule, Ranking, String, Vector
-from dsokr.commands.library import Library
-from dsokr.commands.options import EvaluateOptions, Result, Say
+from dsokr.commands.cells import count_of, parse_numbers, shorten
+from dsokr.commands.columns import Image, Kind, Labels, Molecule, Ranking, String, Vector
+from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
+from dsokr.commands.predict import Library
 from dsokr.commands.predictor import Pairs, Predictor, read_pairs
 from dsokr.commands.tables import Problems, Table
-from dsokr.errors import InputError
+from dsokr.errors import InputError, MissingExtraError
+from dsokr.files import check_place, replace_file
 from dsokr.metrics import edit_distance, exact_match, f1, kendall_tau, levenshtein, retrieval_of
+from dsokr.outputs import take
 
 EDITED_ATOMS = 10  # molecules up to this size are compared by their exact edit distance
+EXAMPLES = 8  # pairs shown in a report
+SHOWN = 4  # answers for every example
+TILE = (220, 160)  # pixels of a drawing
 MEANING = {
     "r2": "share of the variance explained (1 is perfect, 0 is as good as the mean)",
     "mae": "mean absolute error",
@@ -48,8 +55,7 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     pairs, candidates = read_test(predictor, options.test, problems), None
     if options.candidates is not None:
         library = Library(predictor, options.candidates, options.candidates_column, problems)
-        candidates = [cell for block in library.blocks() for cell in block.cells]
-        library.check_some()
+        candidates = [cell for cells, *_ in library.blocks() for cell in cells]
     metrics = evaluate(predictor, pairs, candidates)
     table = rich.table.Table("metric", "value", "what it means")
     for row in list_metrics(metrics):
@@ -73,22 +79,21 @@ def evaluate(predictor: Predictor, pairs: Pairs, candidates: Sequence[str] | Non
     picks from a list, picked, among the known outputs and all the right answers. Ties count as in
     :func:`dsokr.metrics.retrieval`.
     """
-    z, true = predictor.model.coefficients(pairs.X), pairs.outputs
-    if candidates is None and not isinstance(predictor.output, Molecule):
-        return _compare(predictor, predictor.decode(z)[0], true)
-    there = by_meaning(predictor, predictor.known if candidates is None else candidates)
-    pool = there | by_meaning(predictor, true) if candidates is None else there
-    share = sum(predictor.output.key(cell) in there for cell in true) / len(true)
-    metrics = rank_truth(predictor, z, true, pool) | {"known" if candidates is None else "listed": share}
-    if candidates is None and predictor.searches:
-        return _compare(predictor, predictor.decode(z)[0], true) | metrics
-    cells = list(pool.values())
-    best = predictor.among(cells).top(z, 1, predictor.rule).indices[:, 0].tolist()
-    return _compare(predictor, [cells[at] for at in best], true) | metrics
+    z, true, metrics = predictor.model.coefficients(pairs.X), pairs.outputs, {}
+    is_ranked = candidates is not None or isinstance(predictor.output, Molecule)
+    if is_ranked:
+        listed = by_meaning(predictor, predictor.known if candidates is None else candidates)
+        pool = listed | by_meaning(predictor, true) if candidates is None else listed
+        share = sum(predictor.output.key(cell) in listed for cell in true) / len(true)
+        metrics = rank_truth(predictor, z, true, pool) | {"known" if candidates is None else "listed": share}
+    if is_ranked and (candidates is not None or not predictor.searches):
+        best = predictor.among(list(pool.values())).top(z, 1, predictor.rule).indices[:, 0]
+        return _compare(predictor, take(list(pool.values()), best), true) | metrics
+    return _compare(predictor, predictor.decode(z)[0], true) | metrics
 
 
 def by_meaning(predictor: Predictor, cells: Iterable[str]) -> dict[str, str]:
-    """Return the first of the cells that mean the same, by what they mean."""
+    """Return the first cell of every meaning, by its key."""
     found: dict[str, str] = {}
     for cell in cells:
         found.setdefault(predictor.output.key(cell), cell)
@@ -96,9 +101,9 @@ def by_meaning(predictor: Predictor, cells: Iterable[str]) -> dict[str, str]:
 
 
 def rank_truth(predictor: Predictor, z: Tensor, true: Sequence[str], pool: Mapping[str, str]) -> dict[str, float]:
-    """Compute Hits@k and the like of the right answers in a pool of different candidates.
+    """Compute Hits@k, the mean reciprocal rank and the mean rank of the right answers in a pool of distinct candidates.
 
-    One that is not in the pool is a miss for Hits@k and 0 for the reciprocal rank; the mean rank is of the others.
+    One that is not in the pool is a miss for Hits@k, counts 0 for the reciprocal rank, and not for the mean rank.
     """
     place = {key: at for at, key in enumerate(pool)}
     truth = torch.tensor([place.get(predictor.output.key(cell), -1) for cell in true])
@@ -120,7 +125,7 @@ def _compare(predictor: Predictor, predicted: list[str], true: list[str]) -> dic
         return {"exact": sum(x == y for x, y in pairs) / len(pairs), "edits": edits}
     a, b = kind.parse_all(predicted, "Prediction"), kind.parse_all(true, "Output")
     if isinstance(kind, Molecule):
-        return _compare_molecules(predictor, (predicted, a), (true, b))
+        return _compare_molecules(predictor, predicted, true, a, b)
     if isinstance(kind, Vector):
         return _compare_vectors(kind, kind.unscale(a), kind.unscale(b))
     if isinstance(kind, Labels):
@@ -142,16 +147,13 @@ def _compare_vectors(kind: Vector, predicted: np.ndarray, true: np.ndarray) -> d
     return metrics | {f"mae {name}": float(np.abs(column).mean()) for name, column in columns}
 
 
-def _compare_molecules(
-    predictor: Predictor, predicted: tuple[list[str], Any], true: tuple[list[str], Any]
-) -> dict[str, float]:
-    """Of answers from a list only the similarity is said: whether they are right is said by their rank."""
-    metrics = {"similarity": predictor.model.kernel.paired(predicted[1], true[1]).mean().item()}
+def _compare_molecules(predictor: Predictor, predicted: list[str], true: list[str], a: Any, b: Any) -> dict[str, float]:
+    """Answers from a list have only a similarity here: their rank says whether they are right."""
+    metrics, key = {"similarity": predictor.model.kernel.paired(a, b).mean().item()}, predictor.output.key
     if predictor.searches:
-        key = predictor.output.key
-        metrics["exact"] = sum(key(x) == key(y) for x, y in zip(predicted[0], true[0], strict=True)) / len(true[0])
-        if max(len(graph.labels) for graph in [*predicted[1], *true[1]]) <= EDITED_ATOMS:
-            metrics["ged"] = edit_distance(predicted[1], true[1]).mean().item()
+        metrics["exact"] = sum(key(x) == key(y) for x, y in zip(predicted, true, strict=True)) / len(true)
+        if max(len(graph.labels) for graph in [*a, *b]) <= EDITED_ATOMS:
+            metrics["ged"] = edit_distance(a, b).mean().item()
     return metrics
 
 
@@ -174,10 +176,9 @@ def _summarize_ranks(metrics: dict[str, float], n: int) -> list[str]:
     else:
         share = f"{metrics['known']:.0%} of which are known outputs"
         pool = f"the known outputs and the {count_of(n, 'right answer')}, {share}"
-    said = [
-        f"among {count_of(int(metrics['candidates']), 'candidate')} ({pool}) the right answer comes first for "
-        f"{metrics['hits@1']:.0%} of {count_of(n, 'input')} and is one of the first ten for {metrics['hits@10']:.0%}"
-    ]
+    among = f"among {count_of(int(metrics['candidates']), 'candidate')} ({pool})"
+    first = f"first for {metrics['hits@1']:.0%} of {count_of(n, 'input')}"
+    said = [f"{among} the right answer comes {first} and is one of the first ten for {metrics['hits@10']:.0%}"]
     return said + ([f"its mean rank among them is {metrics['mean_rank']:.1f}"] if "mean_rank" in metrics else [])
 
 
@@ -189,3 +190,69 @@ def list_metrics(metrics: dict[str, float]) -> list[list[str]]:
         meaning = f"{MEANING[metric]} of {column}" if column else MEANING[metric]
         rows.append([name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", meaning])
     return rows
+
+
+def report(options: ReportOptions, problems: Problems, say: Say) -> Result:
+    """Write the page again, with the results of a test if there is one."""
+    if options.out.suffix.lower() not in (".html", ".htm") or options.out.is_dir():
+        raise InputError(f"{options.out}: the report is a page. Name it .html.")
+    check_place(options.out)
+    predictor = Predictor.load(options.model, options.device)
+    test = None if options.test is None else read_test(predictor, options.test, problems)
+    write_report(predictor, options.out, str(options.model), test, "" if options.test is None else options.test.name)
+    return Result({"report": str(options.out)}, [f"The report: {options.out}"])
+
+
+def find_examples(predictor: Predictor, pairs: Pairs) -> list[dict[str, Any]]:
+    """Return the first inputs, right answers, and what the model answers, as JSON.
+
+    Molecules come with the best of the known ones and of all right answers, as they are ranked in an evaluation.
+    """
+    first = pairs.take(range(min(EXAMPLES, len(pairs))))
+    truth, answers = first.outputs, [[cell] for cell in predictor.predict(first.inputs)]
+    if isinstance(predictor.output, Molecule):
+        cells = list(by_meaning(predictor, [*predictor.known, *pairs.outputs]).values())
+        ranked = [[cells[at] for at in row] for row in predictor.rank(first.inputs, cells, SHOWN).indices.tolist()]
+        both = [[*a, *b] for a, b in zip(answers, ranked, strict=True)] if predictor.searches else ranked
+        answers = [list(by_meaning(predictor, some).values())[:SHOWN] for some in both]
+    else:
+        truth = [predictor.output.key(cell) for cell in truth]  # written as predictions are
+    inputs = [_show_input(predictor.input, cell) for cell in first.inputs]
+    names = "row", "input", "truth", "answers"
+    return [dict(zip(names, row, strict=True)) for row in zip(first.rows, inputs, truth, answers, strict=True)]
+
+
+def _show_input(kind: Kind, cell: str) -> str:
+    if isinstance(kind, Vector) and len(kind.columns) > 1:
+        return shorten(", ".join(f"{number:.4g}" for number in parse_numbers(cell, kind.columns)))
+    return Path(cell).name if isinstance(kind, Image) else shorten(cell, 300)
+
+
+def write_report(predictor: Predictor, path: Path, model: str, test: Pairs | None = None, file: str = "") -> None:
+    """Write the page, with the results of a test if there is one. ``model`` is how commands name the folder."""
+    facts, results = predictor.facts, []
+    if test is not None:
+        title = f"On {count_of(len(test), 'test pair')} ({file})"
+        results.append((title, len(test), evaluate(predictor, test), find_examples(predictor, test)))
+    if "validation" in facts:
+        n = facts["rows"]["validation"]
+        title = f"On {count_of(n, 'pair')} held out for validation"
+        results.append((title, n, facts["validation"], facts["examples"]))
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("dsokr.commands", "."), autoescape=True)
+    functions = {"count_of": count_of, "draw": _draw, "list_metrics": list_metrics, "summarize": summarize}
+    template = environment.get_template("report.html.j2", globals={"shorten": shorten, **functions})
+    is_molecule = isinstance(predictor.output, Molecule)
+    page = template.render(predictor=predictor, is_molecule=is_molecule, results=results, model=shlex.quote(model))
+    with replace_file(path) as draft:
+        draft.write_text(page, encoding="utf-8")
+
+
+def _draw(smiles: str) -> str:
+    """Draw a molecule as SVG; where that is impossible, the page shows the text."""
+    try:
+        from dsokr import chem
+
+        svg = chem.draw([smiles], size=TILE)
+    except (MissingExtraError, InputError):
+        return ""
+    return svg[svg.find("<svg") :]

@@ -18,11 +18,10 @@ from dsokr import __version__, selection, sketches
 from dsokr.commands import columns
 from dsokr.commands.cells import count_of, guess_input, guess_output, parse_numbers
 from dsokr.commands.columns import Kind, Labels, OutputKind, String, Vector
-from dsokr.commands.evaluate import evaluate, summarize
+from dsokr.commands.evaluate import evaluate, find_examples, summarize, write_report
 from dsokr.commands.options import FitOptions, Result, Say
 from dsokr.commands.parts import check_encoder, choose_network, make_model, parse_kernel, parse_part
 from dsokr.commands.predictor import Pairs, Predictor, read_pairs
-from dsokr.commands.report import find_examples, write_report
 from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
 from dsokr.errors import InputError, Interrupted, ModelFolderError

@@ -45,9 +45,8 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     for key, value in values.items():
         name, items = key.replace("-", "_"), value if isinstance(value, list) else [value]
         if name not in types:
-            raise InputError(
-                f"{path}: there is no option {key!r}.{suggest(name, types)} Choose from {', '.join(types)}."
-            )
+            choices = f"{suggest(name, types)} Choose from {', '.join(types)}."
+            raise InputError(f"{path}: there is no option {key!r}.{choices}")
         if "Path" in str(types[name]) or (name == "encoder" and (path.parent / str(value)).is_dir()):
             items = [path.parent / str(item) for item in items]
         context.default_map[name] = list(map(str, items)) if types[name] == list[str] else ",".join(map(str, items))
@@ -67,7 +66,7 @@ class Options:
 class FitOptions(Options):
     """Train on your own table of inputs and outputs. Interrupt with Ctrl-C; run the same command to resume.
 
-    What is not given is chosen from the data, and said.
+    What is not given is chosen from the data and printed.
     """
 
     train: Annotated[Path, typer.Option(help="Table of pairs: CSV, TSV, JSON lines, Parquet.")]
@@ -76,8 +75,8 @@ class FitOptions(Options):
     out: Annotated[Path, typer.Option(help="Folder for the model and its report.")]
     input_kind: Annotated[str, typer.Option(help="vector, text, string, smiles or image.")] = "auto"
     output_kind: Annotated[str, typer.Option(help="vector, labels, ranking, string or smiles.")] = "auto"
-    kernel: Annotated[str, typer.Option(help='What makes outputs alike, such as "Gaussian(0.5)".')] = "auto"
-    network: Annotated[str, typer.Option(help='What reads the inputs, such as "MLP(hidden=(512,))".')] = "auto"
+    kernel: Annotated[str, typer.Option(help='Kernel on the outputs, such as "Gaussian(0.5)".')] = "auto"
+    network: Annotated[str, typer.Option(help='Network on the inputs, such as "MLP(hidden=(512,))".')] = "auto"
     encoder: Annotated[str, typer.Option(help="Folder or name of a pre-trained text encoder.")] = ""
     decoder: Annotated[str, typer.Option(help='candidates of a list, a search of all, or "GraphSearch()".')] = "auto"
     size: Annotated[str, typer.Option(help="Outputs that make the basis; auto chooses by Perfect h.")] = "auto"
@@ -107,7 +106,7 @@ class PredictOptions(Options):
     candidates_column: Column = None
     top: Annotated[int | None, typer.Option(min=1, help="Candidates for each input; 10 by default.")] = None
     rule: Rule = None
-    keep: Annotated[str, typer.Option(help="Columns of the inputs to carry along, with commas between.")] = ""
+    keep: Annotated[str, typer.Option(help="Columns of the inputs to copy to the table, separated by commas.")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

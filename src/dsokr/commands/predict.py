@@ -1,31 +1,84 @@
-"""Predictions and ranked candidates as a table."""
+"""Answers as a table: predictions, or the best candidates of a file or an index; and how indexes are made."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from dsokr.commands.cells import count_of, parse_numbers
-from dsokr.commands.library import Library, describe_candidates
-from dsokr.commands.options import PredictOptions, Result, Say
+from dsokr.commands.options import EmbedOptions, PredictOptions, Result, Say
 from dsokr.commands.predictor import Predictor, read_column
 from dsokr.commands.tables import Problems, Table, check_writable, without_compression, write_skipped, write_table
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.scan import Scan
-from dsokr.errors import InputError
-from dsokr.index import CandidateIndex, fingerprint
+from dsokr.errors import InputError, Interrupted
+from dsokr.files import checksum
+from dsokr.index import Block, BuildOptions, CandidateIndex, build, fingerprint
 from dsokr.outputs import take
 from dsokr.rules import Rule, check_rule
 
+BLOCK = 8192  # candidates read at once
 TOP = 10  # candidates for each input
 
+Hits = list[list[tuple[str, str, float]]]  # the answers to every input: cell, name or "", score; best first
 
-class Hit(NamedTuple):
-    """An answer: the candidate as it is written, its name if it has one, and its score."""
 
-    cell: str
-    name: str
-    score: float
+class Library:
+    """The candidates of a file, read in blocks. Those written alike count once."""
+
+    def __init__(self, predictor: Predictor, path: Path, column: str | None, problems: Problems):
+        self.predictor, self.table, self.problems = predictor, Table(path), problems
+        self.columns = self._find_columns(column)
+        named = [name for name in self.table.columns if name.lower() in ("name", "id") and name not in self.columns]
+        self.name = named[:1]
+        self.rows = self.candidates = 0  # read so far, bad rows included
+
+    def _find_columns(self, column: str | None) -> list[str]:
+        """Return the column named, or those of the outputs in training, or the only one."""
+        table, output = self.table, self.predictor.output
+        if column is not None:
+            return table.check_columns([column])
+        if all(name in table.columns for name in output.columns):
+            return list(output.columns)
+        if not table.is_list and len(table.columns) > 1:
+            columns = f"Its columns: {', '.join(table.columns)}."
+            raise InputError(f"Name the column of the candidates in {table.path} with --candidates-column. {columns}")
+        if table.header_row and output.read(table.columns).good:
+            advice = "Add a header, rename the file to .txt, or name the column with --candidates-column."
+            raise InputError(f"The header of {table.path} looks like a candidate: {table.columns[0]}. {advice}")
+        return table.columns[:1]
+
+    def blocks(self, start: int = 0) -> Iterator[tuple[list[str], list[str], Any, int]]:
+        """Read the candidates after row ``start``: cells, names and values of new good ones, and the last row read.
+
+        Bad ones are problems, in every row where they occur. A file without any good one is an error.
+        """
+        before: set[int] = set()  # hashes of the candidates up to ``start``
+        seen: set[int] = set()  # and of good ones after it
+        for rows in self.table.blocks(self.problems, [*self.columns, *self.name], BLOCK):
+            self.rows += len(rows.attempted)
+            cells = list(map(str.strip, rows.join(self.columns)))
+            names = rows.cells[self.name[0]] if self.name else [""] * len(cells)
+            name_of = dict(zip(reversed(cells), reversed(names), strict=True))  # that of the first of equal cells
+            after = [at for at, number in enumerate(rows.numbers) if number > start]
+            before |= {hash(cell) for cell in cells[: len(cells) - len(after)]}
+            new = list(dict.fromkeys(cells[at] for at in after if hash(cells[at]) not in seen))
+            read = self.predictor.output.read(new, self.predictor.basis.kernel)
+            bad = {new[at]: reason for at, reason in read.bad.items()}
+            for at in after:
+                if cells[at] in bad:
+                    self.problems.add(self.table, rows.numbers[at], ", ".join(self.columns), bad[cells[at]])
+            self.problems.check()
+            seen |= {hash(new[at]) for at in read.good}
+            fresh = [place for place, at in enumerate(read.good) if hash(new[at]) not in before]
+            found = [new[read.good[place]] for place in fresh]
+            self.candidates += len(found)
+            yield found, [name_of[cell] for cell in found], take(read.values, fresh), rows.attempted[-1]
+        if not self.candidates and not start:
+            raise self.table.unusable(self.problems)
 
 
 def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
@@ -38,18 +91,19 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     names = table.columns[:1] if table.is_list else columns
     keep = table.find_columns([options.keep]) if options.keep else []
     rows = table.read(problems, [*names, *keep])
-    cells, read = read_column(rows, predictor.input, problems, names)
+    cells, read = read_column(rows, predictor.input, problems, names=names)
     if not read.good:
-        raise table.unusable(rows.numbers, problems)
+        raise table.unusable(problems)
     problems.check()
     hits, candidates, duplicates = _answer(predictor, predictor.model.coefficients(read.values), options, problems, say)
     taken = {"row", "input", "rank", "prediction", "name", "score"}
     shown: dict[str, list[Any]] = {"row": rows.numbers}
     shown |= {f"kept_{name}" if name in taken else name: rows.cells[name] for name in keep}
     shown |= {"input": cells} if len(columns) == 1 else {}
-    write_table(options.out, *_make_table(predictor, {name: take(shown[name], read.good) for name in shown}, hits))
+    shown = {name: take(cells, read.good) for name, cells in shown.items()}
+    _write_answers(options.out, shown, hits, predictor.output.columns)
     write_skipped(problems, without_compression(options.out).with_suffix(".skipped.csv"))
-    what = f"{describe_candidates(candidates, duplicates)} ranked" if candidates else "Predictions"
+    what = f"{_describe(candidates, duplicates)} ranked" if candidates else "Predictions"
     counts = {"inputs": len(hits), "candidates": candidates, "duplicates": duplicates, "skipped": len(problems.found)}
     texts = [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"]
     return Result({"out": str(options.out), **counts}, texts)
@@ -69,15 +123,14 @@ def _check_options(options: PredictOptions) -> None:
 
 def _answer(
     predictor: Predictor, z: Tensor, options: PredictOptions, problems: Problems, say: Say
-) -> tuple[list[list[Hit]], int, int]:
-    """Return the decoder's answers, or the best of the candidates and how many there are, once and again."""
+) -> tuple[Hits, int, int]:
+    """Return the decoder's answers, or the best candidates and the numbers of distinct and of repeated ones."""
     if options.candidates is None:
-        cells, scores = predictor.decode(z)
-        return [[Hit(cell, "", score)] for cell, score in zip(cells, scores.tolist(), strict=True)], 0, 0
+        return [[(cell, "", score.item())] for cell, score in zip(*predictor.decode(z), strict=True)], 0, 0
     top = options.top or TOP
     rule: Any = options.rule or predictor.rule
     if options.candidates.is_dir():
-        index = CandidateIndex.open(options.candidates, fingerprint(predictor.basis))
+        index = open_index(predictor, options.candidates)
         return _list_hits(index.search(z, top, rule), lambda at: (index.texts[at], index.names[at])), len(index), 0
     library = Library(predictor, options.candidates, options.candidates_column, problems)
     hits = rank_library(library, z, top, rule, say)
@@ -85,38 +138,86 @@ def _answer(
     return hits, library.candidates, library.rows - library.candidates - skipped
 
 
-def rank_library(library: Library, z: Tensor, top: int, rule: Rule, say: Say) -> list[list[Hit]]:
+def rank_library(library: Library, z: Tensor, top: int, rule: Rule, say: Say) -> Hits:
     """Return the best candidates of a file for every row of coordinates."""
     basis = library.predictor.basis
     scan = Scan(basis.check_coordinates(z), top, rule)
     held: dict[int, tuple[str, str]] = {}  # the best so far
-    for block in library.blocks():
-        if block.cells:
-            held |= dict(enumerate(zip(block.cells, block.names, strict=True), scan.seen))
-            EmbeddedOutputs(basis, block.values, keep=False).add_to(scan)
+    for cells, names, values, _ in library.blocks():
+        if cells:
+            held |= dict(enumerate(zip(cells, names, strict=True), scan.seen))
+            EmbeddedOutputs(basis, values, keep=False).add_to(scan)
             held = {at: held[at] for at in set(scan.ranking().indices.flatten().tolist())}
             say(count_of(scan.seen, "candidate"), passing=True)
-    library.check_some()
     return _list_hits(scan.ranking(), held.__getitem__)
 
 
-def _list_hits(found: Ranking, look_up: Callable[[int], tuple[str, str]]) -> list[list[Hit]]:
+def _list_hits(found: Ranking, look_up: Callable[[int], tuple[str, str]]) -> Hits:
     pairs = zip(found.indices.tolist(), found.scores.tolist(), strict=True)
-    return [[Hit(*look_up(at), score) for at, score in zip(*row, strict=True)] for row in pairs]
+    return [[(*look_up(at), score) for at, score in zip(*row, strict=True)] for row in pairs]
 
 
-def _make_table(
-    predictor: Predictor, shown: Mapping[str, list[Any]], hits: list[list[Hit]]
-) -> tuple[list[str], Iterator[list[Any]]]:
-    """Return the header and a line for every answer: what is shown of the input, rank, prediction, name and score."""
-    columns = predictor.output.columns
+def _write_answers(path: Path, shown: Mapping[str, list[Any]], hits: Hits, columns: Sequence[str]) -> None:
+    """Write a row for every answer: what is shown of the input, rank, prediction (by column), name and score."""
     predictions = [f"prediction_{name}" for name in columns] if len(columns) > 1 else ["prediction"]
-    names = ["name"] if any(hit.name for some in hits for hit in some) else []
+    names = ["name"] if any(name for some in hits for _, name, _ in some) else []
+    lines = []
+    for *before, some in zip(*shown.values(), hits, strict=True):
+        for rank, (cell, name, score) in enumerate(some, start=1):
+            cells = parse_numbers(cell, columns).tolist() if len(columns) > 1 else [cell]
+            lines.append([*before, rank, *cells, *([name] if names else []), float(f"{score:.7g}")])
+    write_table(path, [*shown, "rank", *predictions, *names, "score"], lines)
 
-    def lines() -> Iterator[list[Any]]:
-        for *before, some in zip(*shown.values(), hits, strict=True):
-            for rank, hit in enumerate(some, start=1):
-                cells = parse_numbers(hit.cell, columns).tolist() if len(columns) > 1 else [hit.cell]
-                yield [*before, rank, *cells, *([hit.name] if names else []), float(f"{hit.score:.7g}")]
 
-    return [*shown, "rank", *predictions, *names, "score"], lines()
+def _describe(candidates: int, duplicates: int) -> str:
+    again = f" ({duplicates:,} listed again, counted once)" if duplicates else ""
+    return count_of(candidates, "candidate") + again
+
+
+def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
+    """Write an index of the candidates of a file. Call it again to resume after Ctrl-C."""
+    started, predictor = time.monotonic(), Predictor.load(options.model, options.device)
+    rule: Any = options.rule or (predictor.rule if options.kind else None)
+    library, basis = Library(predictor, options.library, options.candidates_column, problems), predictor.basis
+    try:
+        index = build(
+            options.out,
+            lambda start: _embed_blocks(library, start),
+            model=fingerprint(basis),
+            dim=basis.dim,
+            source=f"{checksum(options.library)} {', '.join(library.columns)}",
+            options=BuildOptions(options.kind, rule, options.dtype, options.recall),
+            say=say,
+            progress=lambda now: say(f"{now.rows:,} candidates, {now.rate:,.0f}/s", passing=True),
+            restart=options.restart,
+        )
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"Stopped. Run the same command to resume; {options.out} keeps what is done.") from stop
+    except OSError as error:
+        place = error.filename or options.out
+        raise InputError(f"{place} cannot be read or written: {error.strerror or error}.") from error
+    head = index.head
+    duplicates = max(library.rows - head.count - head.skipped, 0)
+    facts = {"index": str(options.out), "candidates": head.count, "skipped": head.skipped, "duplicates": duplicates}
+    facts |= {"kind": head.kind, "recall@10": head.recall, "seconds": time.monotonic() - started}
+    return Result(facts, [f"{_describe(head.count, duplicates)} in the index {options.out}."])
+
+
+def _embed_blocks(library: Library, start: int) -> Iterator[Block]:
+    basis, last = library.predictor.basis, start
+    file, found = str(library.table.path), library.problems.found
+    for cells, names, values, row in library.blocks(start):
+        if row > start:
+            skipped = [found[file, at].sentence() for at in range(last + 1, row + 1) if (file, at) in found]
+            psi, diag = torch.empty(0, basis.dim), torch.empty(0)
+            if cells:
+                psi, diag = EmbeddedOutputs(basis, values).coordinates()
+            yield Block(cells, psi, diag, names, read=row - last, skipped=skipped)
+            last = row
+
+
+def open_index(predictor: Predictor, folder: Path | None) -> CandidateIndex:
+    """Open an index of this model; without one, the outputs known from training."""
+    if folder is not None:
+        return CandidateIndex.open(folder, fingerprint(predictor.basis))
+    return CandidateIndex.in_memory(predictor.known, *predictor.model.known_.coordinates())

@@ -15,12 +15,12 @@ from dsokr.basis import SketchedBasis
 from dsokr.commands.columns import INPUTS, OUTPUTS, Kind, OutputKind, Read
 from dsokr.commands.tables import Problems, Rows, Table, write_table
 from dsokr.decoders import Candidates, EmbeddedOutputs, Ranking
-from dsokr.errors import InputError, ModelFolderError, UndefinedAt, check_k
+from dsokr.errors import ModelFolderError, check_k
 from dsokr.estimator import DSOKR
 from dsokr.files import write_json
 from dsokr.kernels import Kernel
-from dsokr.outputs import as_outputs, concatenate, count, distinct, positions, take
-from dsokr.rules import Rule, check_rule
+from dsokr.outputs import as_outputs, concatenate, distinct, positions, take
+from dsokr.rules import Rule
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +40,12 @@ class Pairs:
         return Pairs(*(take(part, at) for part in (self.rows, self.inputs, self.outputs, self.X, self.Y)))
 
 
-def read_column(rows: Rows, kind: Kind, problems: Problems, names: Sequence[str] = ()) -> tuple[list[str], Read]:
+def read_column(
+    rows: Rows, kind: Kind, problems: Problems, kernel: Kernel | None = None, names: Sequence[str] = ()
+) -> tuple[list[str], Read]:
     """Return the cells of a column, under its own or another name, and their values; bad ones are problems."""
     cells = list(kind.locate(rows.join(names or kind.columns), rows.table.path.parent))
-    read = kind.read(cells)
+    read = kind.read(cells, kernel)
     for at, reason in read.bad.items():
         problems.add(rows.table, rows.numbers[at], ", ".join(kind.columns), reason)
     return cells, read
@@ -51,32 +53,14 @@ def read_column(rows: Rows, kind: Kind, problems: Problems, names: Sequence[str]
 
 def read_pairs(rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, problems: Problems) -> Pairs:
     """Read the rows with a good input, and a good output that the kernel is defined for; the others are problems."""
-    inputs, read_x = read_column(rows, input, problems)
-    outputs, read_y = read_column(rows, output, problems)
-    for at, reason in find_undefined(kernel, read_y.values).items():
-        problems.add(rows.table, rows.numbers[read_y.good[at]], ", ".join(output.columns), reason)
-    good = [at for at, number in enumerate(rows.numbers) if (str(rows.table.path), number) not in problems.found]
+    inputs, x = read_column(rows, input, problems)
+    outputs, y = read_column(rows, output, problems, kernel)
+    good = sorted({*x.good} & {*y.good})
     if not good:
-        raise rows.table.unusable(rows.numbers, problems)
+        raise rows.table.unusable(problems)
     problems.check()
-    X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (read_x, read_y))
+    X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (x, y))
     return Pairs(take(rows.numbers, good), take(inputs, good), take(outputs, good), X, Y)
-
-
-def find_undefined(kernel: Kernel, ys: Any) -> dict[int, str]:
-    """Find the positions of the outputs that the kernel is undefined for, and why."""
-    bad: dict[int, str] = {}
-    outputs, start = as_outputs(ys) if count(ys) else [], 0
-    while start < count(outputs):
-        try:
-            kernel.diag(take(outputs, slice(start, None)))
-            break
-        except UndefinedAt as error:
-            bad[start + error.index] = f"The kernel is undefined here: {error.why}."
-            start += error.index + 1
-        except InputError as error:
-            raise InputError(f"The kernel {kernel} does not take such outputs: {error}") from error
-    return bad
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +135,7 @@ class Predictor:
 
     def embed(self, outputs: Sequence[str]) -> tuple[Tensor, Tensor]:  # (n, p), (n,)
         """ψ̃(y) and k(y, y) of any outputs, given as cells. A bad one is named by its position."""
-        values = as_outputs(self.output.parse_all(outputs, "Output"))
-        return self.basis.embed(values), self.basis.diag(values)
+        return EmbeddedOutputs(self.basis, self.output.parse_all(outputs, "Output")).coordinates()
 
     def among(self, candidates: Sequence[str] | None) -> EmbeddedOutputs:
         """Embed candidates, given as cells, to rank them; without them, the known outputs."""
@@ -164,7 +147,6 @@ class Predictor:
         self, inputs: Sequence[Any], candidates: Sequence[str] | None = None, k: int = 10, rule: Rule | None = None
     ) -> Ranking:
         """The k best candidates (default: the known outputs) for every input, best first: positions and scores."""
-        check_rule(rule or self.rule)
         return self.among(candidates).top(self.coefficients(inputs), check_k(k), rule or self.rule)
 
     def predict(self, inputs: Sequence[Any]) -> list[str]:
@@ -207,14 +189,11 @@ class Predictor:
         try:
             task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
             known = Table(folder / "candidates.csv").read(Problems(fails=True)).cells["output"]
-            predictor = cls(model, _restore_kind(task["input"]), _restore_kind(task["output"]), known, task["facts"])
+            if len(known) != len(model.known_):
+                raise ValueError("candidates.csv does not list the outputs that the model knows")
+            return cls(model, _restore_kind(task["input"]), _restore_kind(task["output"]), known, task["facts"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelFolderError(f"{folder} is damaged: {error}.") from error
-        if len(known) != len(model.known_):
-            raise ModelFolderError(
-                f"{folder} is damaged: candidates.csv does not list the outputs that the model knows."
-            )
-        return predictor
 
 
 def _restore_kind(described: dict[str, Any]) -> Any:

@@ -93,7 +93,7 @@ class Rows:
     attempted: list[int]  # numbers, with those of rows that could not be read
 
     def join(self, columns: Sequence[str]) -> list[str]:
-        """Return one cell for each row; those of several columns with ; between."""
+        """Return one cell for each row; those of several columns are joined by ;"""
         return list(map(";".join, zip(*(self.cells[name] for name in columns), strict=True)))
 
 
@@ -128,7 +128,7 @@ class Table:
         return list(dict.fromkeys(names))
 
     def find_columns(self, wanted: Iterable[str]) -> list[str]:
-        """Find columns by name, by several names with commas between, or by a pattern with ``*``."""
+        """Find columns by name, by several names separated by commas, or by a pattern with ``*``."""
         names: list[str] = []
         for text in wanted:
             for part in [text] if text in self.columns else map(str.strip, text.split(",")):
@@ -142,8 +142,8 @@ class Table:
         while block := list(islice(records, rows)):
             good: dict[int, Sequence[str]] = {}
             for number, record in block:
-                if isinstance(record, str) or any(map(_is_damaged, record)):
-                    problems.add(self, number, "", record if isinstance(record, str) else NOT_TEXT)
+                if fault := _find_fault(record):
+                    problems.add(self, number, "", fault)
                 else:
                     good[number] = record
             cells = zip(*good.values(), strict=True) if good else ([] for _ in names)
@@ -154,22 +154,22 @@ class Table:
         for rows in self.blocks(problems, columns, rows=sys.maxsize):
             if rows.numbers:
                 return rows
-        raise self.unusable([], problems)
+        raise self.unusable(problems)
 
-    def unusable(self, numbers: Iterable[int], problems: Problems) -> InputError:
-        """Return the error for a table whose rows, those with these numbers among them, are all bad."""
+    def unusable(self, problems: Problems) -> InputError:
+        """Return the error for a table whose rows are all bad."""
         bad = problems.by_row(self.path)
         if not bad:
             return InputError(f"{self.path} has no rows.")
-        total = count_of(len({*numbers, *(problem.row for problem in bad)}), "row")
-        return InputError(f"{self.path} has {total}, none of which can be used. The first: {bad[0].sentence()}")
+        total, first = count_of(len(bad), "row"), bad[0].sentence()
+        return InputError(f"{self.path} has {total}, none of which can be used. The first: {first}")
 
 
 def _read_separated(path: Path, columns: list[str]) -> Iterator[Record]:
     rows = _read_csv_rows(path)
     number, header = next(rows)
-    if isinstance(header, str) or any(map(_is_damaged, header)):
-        raise InputError(f"{path}, row {number}: {header if isinstance(header, str) else NOT_TEXT}")
+    if fault := _find_fault(header):
+        raise InputError(f"{path}, row {number}: {fault}")
     yield number, header
     places = [[name.strip() for name in header].index(name) for name in columns]
     for number, cells in rows:
@@ -248,7 +248,7 @@ def _read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]
 
 
 def _as_cell(value: Any) -> str:
-    """Write a value of JSON or Parquet as text: numbers of a list with spaces between, other items with ;"""
+    """Write a value of JSON or Parquet as text: numbers of a list are joined by spaces, other items by ;"""
     if isinstance(value, list | tuple):
         are_numbers = all(isinstance(item, int | float) for item in value)
         return (" " if are_numbers else ";").join(map(_as_cell, value))
@@ -261,7 +261,7 @@ def _read_list(path: Path, columns: list[str]) -> Iterator[Record]:
 
 
 def _read_smiles(path: Path, columns: list[str]) -> Iterator[Record]:
-    """Read a SMILES a line and, after a space or a tab, its name if it has one. Lines with # in front are comments."""
+    """Read one SMILES per line and, after a space or a tab, its name, if any. Lines that start with # are comments."""
     yield 0, ["smiles", "name"]
     lines = ((number, line) for number, line in _read_lines(path) if not line.startswith("#"))
     for at, (number, line) in enumerate(lines):
@@ -316,8 +316,12 @@ def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
         raise InputError(f"{path} cannot be read: {error}.") from error
 
 
-def _is_damaged(text: str) -> bool:
-    return not text.isascii() and any("\udc80" <= letter <= "\udcff" for letter in text)
+def _find_fault(record: Sequence[str] | str) -> str:
+    """Return why a row is bad, or an empty string."""
+    if isinstance(record, str):
+        return record
+    letters = chain.from_iterable(cell for cell in record if not cell.isascii())
+    return NOT_TEXT if any("\udc80" <= letter <= "\udcff" for letter in letters) else ""
 
 
 def without_compression(path: Path) -> Path:

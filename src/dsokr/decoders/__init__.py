@@ -1,7 +1,6 @@
-"""Decoders: from predicted coefficients back to outputs."""
+"""Decoders: from predicted coordinates back to outputs."""
 
-from dsokr.decoders.base import Decoded, Decoder
-from dsokr.decoders.candidates import Candidates
+from dsokr.decoders.base import Candidates, Decoded, Decoder
 from dsokr.decoders.graphs import GraphSearch
 from dsokr.decoders.labels import LabelSet
 from dsokr.decoders.moves import Molecules, Moves, Neighbors

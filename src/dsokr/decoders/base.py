@@ -1,19 +1,21 @@
-"""Decoding: from coordinates in a basis back to outputs."""
+"""Decoding: from coordinates in a basis back to outputs, and the decoder over a list of candidates."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dsokr.basis import SketchedBasis
 from dsokr.decoders.scan import EmbeddedOutputs, Ranking
-from dsokr.errors import InputError
+from dsokr.errors import InputError, check_choice
 from dsokr.kernels import Kernel, Normalized, NormalizedFeatures, Product, Scaled, Sum
-from dsokr.outputs import Form, Outputs, concatenate, distinct, take
-from dsokr.rules import Rule, compare, score_pairs
+from dsokr.outputs import Form, Outputs, canonical, concatenate, count, distinct, take
+from dsokr.rules import RULES, Rule, largest, score_pairs
 
 
 class Decoded(NamedTuple):
@@ -26,26 +28,41 @@ class Decoded(NamedTuple):
 class Decoder(ABC):
     """Solves the pre-image problem: the output whose features are nearest to Σ_j z_j ẽ_j. Frozen; nothing is fitted.
 
-    A new decoder defines ``solve``, and ``check`` if it does not work with every kernel.
+    A new decoder defines ``solve``, and ``check`` or ``kernels`` if it does not work with every kernel.
     """
+
+    kernels: ClassVar[tuple[type[Kernel], ...]] = ()  # of which kernels must be built; () for any
 
     @abstractmethod
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         """Find outputs, in canonical form, for the coordinates z (n, p), n ≥ 1, and their scores (n,)."""
 
-    def check(self, kernel: Kernel) -> None:  # noqa: B027 # most decoders take every kernel
+    def check(self, kernel: Kernel) -> None:
         """Raise an ``InputError`` if the decoder cannot work with a basis of this kernel."""
+        if self.kernels and not is_built_from(kernel, *self.kernels):
+            raise InputError(
+                f"{type(self).__name__} decodes bases of the {', '.join(kind.__name__ for kind in self.kernels)} "
+                f"kernels, their sums, products, multiples and normalised forms. Got {kernel}. Use Candidates()."
+            )
 
-    def check_outputs(self, outputs: Outputs, form: Form) -> None:  # noqa: B027 # likewise
+    def check_outputs(self, outputs: Outputs, form: Form) -> None:  # noqa: B027 # most decoders take all
         """Raise an ``InputError`` if the decoder cannot work with such outputs; called before anything is trained."""
 
     def scoring_rule(self) -> Rule:
         """The rule by which this decoder compares outputs, see :mod:`dsokr.rules`."""
-        return "kernel"
+        rule: Rule | Literal["auto"] = getattr(self, "rule", "kernel")
+        if rule == "auto":
+            name = type(self).__name__
+            raise InputError(f"{name}(rule='auto') is chosen by fit. Name a rule to decode without fitting.")
+        return rule
 
     def alternatives(self) -> tuple[Decoder, ...]:
-        """The decoders between which validation decides, if this one leaves something open."""
-        return (self,)
+        """The decoders between which validation decides, if this one leaves the rule open."""
+        return (
+            tuple(replace(cast(Any, self), rule=rule) for rule in RULES)
+            if getattr(self, "rule", None) == "auto"
+            else (self,)
+        )
 
     def candidates(self, outputs: Outputs, form: Form) -> tuple[Outputs, Form]:
         """The outputs to embed and keep: the distinct training outputs, unless the decoder brings its own."""
@@ -64,16 +81,33 @@ class Decoder(ABC):
         return Decoded(known.form.restore(outputs), scores)
 
 
-def keep_better(
-    basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, nearest: Ranking, found: Outputs, rule: Rule
-) -> tuple[Outputs, Tensor]:
-    """Return, for every row of z, what a search found, or the nearest known output if that scores as well."""
-    before, after = nearest.scores[:, 0], score_pairs(z, basis.embed(found), basis.diag(found), rule)
-    keys = compare(torch.stack([after, before], dim=1))
-    better = keys[:, 0] > keys[:, 1]
-    n = len(z)
-    both = concatenate(found, take(known.outputs, nearest.indices[:, 0]))
-    return take(both, torch.arange(n) + n * ~better.cpu()), torch.where(better, after, before)
+@dataclass(frozen=True)
+class Candidates(Decoder):
+    """The best-scoring output of a list: the distinct training outputs, or those given.
+
+    Exact: all are scored in double precision, and of tied ones the first wins. ``rule`` says how outputs are scored,
+    see :mod:`dsokr.rules`. ``"kernel"`` is the paper's; ``"auto"`` takes the one that does best on the validation
+    pairs, and the paper's if there are none.
+
+    >>> Candidates(rule="kernel")
+    Candidates(rule='kernel')
+    """
+
+    rule: Rule | Literal["auto"] = "auto"
+    outputs: Any = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_choice(self, "rule", ("auto", *RULES))
+
+    def candidates(self, outputs: Outputs, form: Form) -> tuple[Outputs, Form]:
+        if self.outputs is None:
+            return super().candidates(outputs, form)
+        own, form = canonical(self.outputs, "candidates")
+        return take(own, torch.arange(count(own))), form  # a copy, which its owner cannot change
+
+    def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
+        best = known.top(z, 1, self.scoring_rule())
+        return take(known.outputs, best.indices[:, 0]), best.scores[:, 0]
 
 
 def combine_anchors(basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, p) -> (n, r)
@@ -91,13 +125,19 @@ def is_built_from(kernel: Kernel, *kinds: type[Kernel]) -> bool:
 
 
 def choose_best(
-    basis: SketchedBasis, z: Tensor, outputs: Outputs, owners: Any, rule: Rule, bonus: Any = 0.0
-) -> tuple[Tensor, Tensor]:  # (n,), (n,)
-    """For every row of z, the position of the output it owns with the best score plus bonus, and its score."""
-    owners = torch.as_tensor(owners, device=z.device)
-    scores = score_pairs(z[owners], basis.embed(outputs), basis.diag(outputs), rule)
-    total = scores + torch.as_tensor(bonus, dtype=z.dtype, device=z.device)
-    best = torch.full_like(z[:, 0], -torch.inf).scatter_reduce_(0, owners, total, "amax")
-    at = torch.where(total == best[owners], torch.arange(len(total), device=z.device), len(total))
-    chosen = torch.full_like(owners[: len(z)], len(total)).scatter_reduce_(0, owners, at, "amin")
-    return chosen, scores[chosen]
+    z: Tensor, known: EmbeddedOutputs, nearest: Ranking, found: Outputs, owners: Any, rule: Rule, bonus: Any = 0.0
+) -> tuple[Outputs, Tensor]:  # (n,)
+    """For every row of z the best of the nearest known output and those found for it, and its score.
+
+    ``owners`` are the rows that outputs were found for. A ``bonus`` is added to the scores that are compared, first of
+    the known outputs and then of those found. Of tied outputs the first is returned.
+    """
+    first = nearest.indices[:, :1]  # no column if nothing is known
+    outputs = concatenate(take(known.outputs, first.flatten()), found)
+    owners = torch.cat([first.new_tensor(range(first.numel())), torch.as_tensor(owners).to(first)])
+    new = score_pairs(z[owners[first.numel() :]], known.basis.embed(found), known.basis.diag(found), rule)
+    scores = torch.cat([nearest.scores[:, :1].flatten(), new])
+    total, order, sizes = scores + torch.as_tensor(bonus).to(z), owners.argsort(stable=True), owners.bincount()
+    table = pad_sequence(total[order].split(sizes.tolist()), batch_first=True, padding_value=-torch.inf)
+    chosen = order[sizes.cumsum(0) - sizes + largest(table, 1)[1][:, 0]]
+    return take(outputs, chosen), scores[chosen]

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled, run_in_threads
-from dsokr.decoders.base import Decoder, combine_anchors, is_built_from, keep_better
+from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.decoders.vectors import is_defined_at_zero
 from dsokr.errors import InputError, check_integers
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial, Tanimoto
 from dsokr.outputs import Form, Outputs, take
 
-KERNELS = (Tanimoto, Linear, Gaussian, Laplacian, Cosine, Polynomial)  # on sets, functions of |a|, |y| and |a ∩ y|
 ROWS = 512  # rows of coordinates decoded at once
 SHARE = 16  # rows that a thread takes at a time
 
@@ -54,17 +53,10 @@ class LabelSet(Decoder):
     """
 
     starts: int = 3
+    kernels = (Tanimoto, Linear, Gaussian, Laplacian, Cosine, Polynomial)  # on sets: functions of |a|, |y| and |a ∩ y|
 
     def __post_init__(self) -> None:
         check_integers(self, starts=1)
-
-    def check(self, kernel: Kernel) -> None:
-        if not is_built_from(kernel, *KERNELS):
-            names = ", ".join(kind.__name__ for kind in KERNELS)
-            raise InputError(
-                f"LabelSet decodes bases of the kernels {names}, and of their sums, products, multiples and "
-                f"normalised forms. Got {kernel}. Use Candidates()."
-            )
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         check_binary(outputs, "outputs")
@@ -81,7 +73,7 @@ class LabelSet(Decoder):
             c.index_add_(1, torch.from_numpy(inverse.ravel()), combine_anchors(basis, z[rows]).cpu())
             found[rows] = _search_sets(problem, c.numpy(), np.concatenate([starts, _simple_starts(problem, c)], axis=1))
         answers = sp.csr_array(found) if sp.issparse(known.outputs) else torch.from_numpy(found)
-        return keep_better(basis, z, known, nearest, answers, "kernel")
+        return choose_best(z, known, nearest, answers, torch.arange(len(z)), "kernel")
 
 
 def check_binary(rows: Outputs, name: str) -> None:

@@ -17,12 +17,12 @@ from torch import Tensor
 from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled, run_in_threads
-from dsokr.decoders.base import Decoder, combine_anchors, keep_better
+from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, check_integers, check_number
 from dsokr.kernels import Kernel, Normalized, Scaled
 from dsokr.kernels.rankings import RankingKernel
-from dsokr.outputs import Outputs, take
+from dsokr.outputs import Outputs
 
 LARGEST = 24  # items ordered exactly at most: the table of their subsets takes 8 · 2^24 bytes
 ENTRIES = 2**23  # of the pairwise preferences of all rows decoded at once
@@ -55,9 +55,9 @@ class RankingDecoder(Decoder):
 
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         nearest = known.top(z, 1, "kernel")
-        start = take(known.outputs, nearest.indices[:, 0]).cpu().numpy()
+        start = known.outputs[nearest.indices[:, 0]].cpu().numpy()
         found = self.maximize(self.functional(basis, z).cpu().numpy(), start) + _first_position(known.outputs)
-        return keep_better(basis, z, known, nearest, torch.from_numpy(found).double(), "kernel")
+        return choose_best(z, known, nearest, torch.from_numpy(found).double(), torch.arange(len(z)), "kernel")
 
     def functional(self, basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, dimension)
         """w = Σ_j c_j t(a_j) / t e(a_j), for a kernel t(σ) t(σ') ⟨e(σ), e(σ')⟩ whose t is the same for full rankings.

@@ -15,7 +15,7 @@ from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
-from dsokr.decoders.scan import EmbeddedOutputs
+from dsokr.decoders.scan import EmbeddedOutputs, Ranking
 from dsokr.decoders.string_search import NGramObjective, Pool, search
 from dsokr.errors import InputError, check_choice, check_integers, check_number
 from dsokr.graphs import starts_of
@@ -86,9 +86,6 @@ class NGram(Decoder):
                 "Use Candidates(), or NGram((2, 3)) in place of a sum of NGram kernels."
             )
 
-    def scoring_rule(self) -> Rule:
-        return self.rule
-
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         space = Space.of(basis, known.outputs)
         lengths = np.array(list(map(len, known.outputs)))
@@ -118,17 +115,16 @@ class NGram(Decoder):
     def _solve_block(
         self, space: Space, z: Tensor, known: EmbeddedOutputs, bonus: Tensor, prior: np.ndarray
     ) -> tuple[list[str], Tensor]:
-        starts = [take(known.outputs, row) for row in top_known(known, bonus, z, self.starts, "kernel")]
+        starts = [take(known.outputs, row) for row in top_known(known, bonus, z, self.starts, "kernel").indices]
         pools = self._search(space, z, starts, prior)
         found = [space.spell(pool) for pool in pools]
         if self.rule == "kernel":
             first = [pool.scores[0] - prior[pool.sizes[0]] for pool in pools]
             return [row[0] for row in found], torch.tensor(first, dtype=z.dtype, device=z.device)
-        best = [take(known.outputs, row) for row in top_known(known, bonus, z, 1, self.rule)]
-        flat = [y for own, row in zip(best, found, strict=True) for y in (*own, *row)]
-        owners = [i for i, (own, row) in enumerate(zip(best, found, strict=True)) for _ in (*own, *row)]
-        chosen, scores = choose_best(space.basis, z, flat, owners, self.rule, prior[list(map(len, flat))])
-        return take(flat, chosen), scores
+        nearest = top_known(known, bonus, z, 1, self.rule)
+        strings, owners = list(chain.from_iterable(found)), np.repeat(np.arange(len(found)), list(map(len, found)))
+        gains = torch.cat([bonus[nearest.indices.flatten()], torch.from_numpy(prior[list(map(len, strings))]).to(z)])
+        return choose_best(z, known, nearest, strings, owners, self.rule, gains)
 
     def _search(self, space: Space, z: Tensor, starts: list[list[str]], prior: np.ndarray) -> list[Pool]:
         """The best strings for every row, by the paper's rule."""
@@ -144,8 +140,8 @@ class NGram(Decoder):
         return pools
 
 
-def top_known(known: EmbeddedOutputs, bonus: Tensor, z: Tensor, k: int, rule: Rule) -> Tensor:  # (n, at most k)
-    """Positions of the k known outputs with the best score plus bonus; a bonus of −∞ excludes an output."""
+def top_known(known: EmbeddedOutputs, bonus: Tensor, z: Tensor, k: int, rule: Rule) -> Ranking:
+    """The k known outputs with the best score plus bonus, or fewer: a bonus of −∞ excludes an output."""
     k = min(k, int((bonus > -torch.inf).sum()))
     best, positions = z.new_empty(len(z), 0), torch.empty(len(z), 0, dtype=torch.long, device=z.device)
     for where, psi, diag in known.blocks() if k else ():
@@ -153,7 +149,7 @@ def top_known(known: EmbeddedOutputs, bonus: Tensor, z: Tensor, k: int, rule: Ru
         new = torch.arange(where.start, where.start + len(psi), device=z.device)
         best, columns = largest(best, min(k, best.shape[1]))
         positions = torch.cat([positions, new.expand(len(z), -1)], dim=1).gather(1, columns)
-    return positions
+    return Ranking(positions, best - bonus[positions])
 
 
 def _plain(kernel: Kernel) -> Kernel:

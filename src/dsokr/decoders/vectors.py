@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 from dsokr.basis import SketchedBasis
-from dsokr.decoders.base import Decoder, combine_anchors, is_built_from
+from dsokr.decoders.base import Decoder, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, KernelError, check_choice, check_integers
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial
@@ -95,6 +95,7 @@ class Gradient(Decoder):
     starts: int = 3
     constraint: Box | Simplex | None = None
     rule: Rule = "kernel"
+    kernels = (Linear, Cosine, Gaussian, Laplacian, Polynomial)
 
     def __post_init__(self) -> None:
         check_integers(self, steps=1, starts=1)
@@ -102,22 +103,12 @@ class Gradient(Decoder):
         if not isinstance(self.constraint, Box | Simplex | None):
             raise InputError(f"Gradient.constraint must be None, Box(low, high) or Simplex(). Got {self.constraint!r}.")
 
-    def check(self, kernel: Kernel) -> None:
-        if not is_built_from(kernel, Linear, Cosine, Gaussian, Laplacian, Polynomial):
-            raise InputError(
-                "Gradient decodes bases of the Linear, Cosine, Gaussian, Laplacian and Polynomial kernels, their sums, "
-                f"products and normalised forms. Got {kernel}. Use Candidates()."
-            )
-
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         if not isinstance(outputs, Tensor) or not form.is_real:
             raise InputError(
                 f"Gradient finds real vectors. Got outputs as {form.kind!r}, of type {form.dtype or 'object'}. "
                 "Pass dense floats if answers between the outputs make sense, or use Candidates()."
             )
-
-    def scoring_rule(self) -> Rule:
-        return self.rule
 
     @torch.inference_mode(False)
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:

@@ -1,22 +1,47 @@
 """Building an index: blocks of candidates in, a folder out. Interrupted at any time, the same call resumes."""
 
+from __future__ import annotations
+
+import json
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dsokr.errors import InputError, check_choice, check_number
 from dsokr.files import check_place, lock_folder, replace_file
-from dsokr.index.candidates import CandidateIndex
-from dsokr.index.neighbors import EFFORTS, Say, build_faiss, faiss_file, import_faiss
-from dsokr.index.storage import DTYPES, FILES, HEAD, Block, Head, map_arrays, open_writer
-from dsokr.rules import Rule, check_rule
+from dsokr.index.candidates import FILES, HEAD, Arrays, CandidateIndex, Head, faiss_file, import_faiss, map_arrays
+from dsokr.rules import Rule, as_points, check_rule
 
+DTYPES = ("float32", "float16")
+COMMIT_SECONDS = 5.0  # the most work that a crash can lose
 RECALL_AT, RECALL_QUERIES = 10, 256
+STEPS = [step for power in range(2, 11) for step in (2**power, 3 * 2 ** (power - 1))]  # 4, 6, 8, 12, 16, ...
+EFFORTS = {"hnsw": STEPS[6:-1], "ivfpq": STEPS[:13]}  # 32 to 1024 and 4 to 256: the least that is enough is taken
+LINKS, EF_CONSTRUCTION = 32, 100  # of HNSW
+PER_CELL, FEWEST_PER_CELL = 64, 39  # points that FAISS learns a cell of ivfpq from
+FEWEST = FEWEST_PER_CELL * 256  # points to learn the 256 codes of two coordinates from
+CHUNK = 2**16  # points added at once
+
+Say = Callable[[str], None]
+
+
+class Block(NamedTuple):
+    """Consecutive candidates of a library on their way into an index."""
+
+    texts: Sequence[str]
+    psi: Tensor  # (n, p)
+    diag: Tensor  # (n,)
+    names: Sequence[str] | None = None
+    read: int | None = None  # rows of the library behind this block, skipped ones included; by default one per text
+    skipped: Sequence[str] = ()  # a sentence for every row left out
 
 
 @dataclass(frozen=True)
@@ -103,7 +128,8 @@ def _write_candidates(folder: Path, head: Head, blocks: Blocks, say: Say, progre
     if head.count:
         say(f"Resuming after {head.count:,} candidates that are already in {folder}.")
     start, before = time.monotonic(), head.count
-    with open_writer(folder, head) as writer:
+    with ExitStack() as stack:
+        writer = Writer(folder, head, stack)
         for block in blocks(head.read):
             writer.add(block)
             now, rate = writer.head, (writer.head.count - before) / max(time.monotonic() - start, 1e-9)
@@ -115,6 +141,70 @@ def _write_candidates(folder: Path, head: Head, blocks: Blocks, say: Say, progre
     head = replace(writer.head, finished=True)
     head.write(folder)
     return head
+
+
+class Writer:
+    """Appends blocks to an index, from the last commit on. A commit flushes them to disk.
+
+    At the end of ``stack`` the complete blocks are committed, also on an error, and the files are closed.
+    """
+
+    def __init__(self, folder: Path, head: Head, stack: ExitStack):
+        self.folder, self.head, self.last_commit = folder, head, time.monotonic()
+        head.write(folder)
+        self.files = {name: stack.enter_context(_open_at(folder, name, head)) for name in FILES}
+        stack.callback(self.commit)
+
+    def add(self, block: Block) -> None:
+        rows, diag = self._check(block)
+        pairs = zip(block.texts, block.names or [""] * len(rows), strict=True)
+        lines = [json.dumps(pair, ensure_ascii=False).encode() + b"\n" for pair in pairs]
+        ends = self.files["texts.jsonl"].tell() + np.cumsum([len(line) for line in lines], dtype=np.int64)
+        skipped = "".join(f"{sentence}\n" for sentence in block.skipped).encode()
+        arrays = (part.numpy().tobytes() for part in (rows, diag, rows.double().square().sum(dim=1)))
+        for file, part in zip(self.files.values(), (*arrays, b"".join(lines), ends.tobytes(), skipped), strict=True):
+            file.write(part)
+        self.head = replace(
+            self.head,
+            count=self.head.count + len(rows),
+            read=self.head.read + (len(rows) if block.read is None else block.read),
+            skipped=self.head.skipped + len(block.skipped),
+            sizes={name: file.tell() for name, file in self.files.items()},
+        )
+        if time.monotonic() - self.last_commit > COMMIT_SECONDS:
+            self.commit()
+
+    def _check(self, block: Block) -> tuple[Tensor, Tensor]:  # (n, p) as stored, (n,)
+        psi, diag, n = block.psi.detach().cpu(), block.diag.detach().cpu().double(), len(block.texts)
+        shapes = [tuple(psi.shape), tuple(diag.shape), n if block.names is None else len(block.names)]
+        if shapes != [(n, self.head.dim), (n,), n]:
+            raise InputError(
+                f"A block of {n} texts needs coordinates ({n}, {self.head.dim}), a diagonal ({n},) and {n} names or "
+                f"none. Got {shapes[0]}, {shapes[1]} and {shapes[2]}."
+            )
+        rows = psi.to(getattr(torch, self.head.dtype))
+        finite = rows.isfinite().all(dim=1) & diag.isfinite()
+        if not finite.all():
+            text = block.texts[int((~finite).nonzero()[0])]
+            raise InputError(f"Candidate {text!r} has coordinates that are not finite in {self.head.dtype}.")
+        return rows, diag
+
+    def commit(self) -> None:
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        self.head.write(self.folder)
+        self.last_commit = time.monotonic()
+
+
+def _open_at(folder: Path, name: str, head: Head) -> BinaryIO:
+    size = head.sizes.get(name, 0)
+    if not size:
+        (folder / name).unlink(missing_ok=True)  # another process may have mapped it
+    file = (folder / name).open("ab")
+    file.truncate(size)
+    file.seek(size)
+    return file
 
 
 def _write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> None:
@@ -155,7 +245,34 @@ def _choose_effort(index: CandidateIndex, wanted: float, say: Say) -> Head:
 
 
 def sample_queries(index: CandidateIndex, n: int, seed: int = 0) -> Tensor:  # (n, p)
-    """Coefficients like those a model predicts, between two candidates: 0.7 ψ̃(y) + 0.3 ψ̃(y')."""
+    """Coordinates like those a model predicts, between two candidates: 0.7 ψ̃(y) + 0.3 ψ̃(y')."""
     generator = torch.Generator().manual_seed(seed)
     first, second = (index.arrays.psi[torch.randint(len(index), (n,), generator=generator)] for _ in range(2))
     return 0.7 * first.double() + 0.3 * second.double()
+
+
+def build_faiss(arrays: Arrays, kind: str, rule: Rule, say: Say) -> Any:
+    """Return a FAISS index of all candidates, which learns what it needs from a sample of them."""
+    faiss, (n, p) = import_faiss(), arrays.psi.shape
+    sample = torch.arange(1)
+    if kind == "hnsw":
+        made = faiss.index_factory(p + 1, f"HNSW{LINKS},{'SQfp16' if arrays.psi.dtype == torch.float16 else 'Flat'}")
+        faiss.ParameterSpace().set_index_parameter(made, "efConstruction", EF_CONSTRUCTION)
+    else:
+        if n < FEWEST:
+            raise InputError(f"An ivfpq index needs at least {FEWEST:,} candidates. Got {n:,}. Choose exact or hnsw.")
+        cells = min(int(4 * n**0.5), n // FEWEST_PER_CELL)
+        chosen = np.random.default_rng(0).permutation(n)[: max(PER_CELL * cells, FEWEST)]
+        sample = torch.from_numpy(np.sort(chosen))
+        say(f"ivfpq: learning {cells:,} cells from {len(sample):,} candidates")
+        width = p + 1 + (p + 1) % 2  # even, for codes of two coordinates each
+        made = faiss.index_factory(p + 1, f"Pad{width},IVF{cells},PQ{width // 2}np")
+    made.train(_points(arrays, sample, rule))
+    while made.ntotal < n:
+        made.add(_points(arrays, slice(made.ntotal, made.ntotal + CHUNK), rule))
+        say(f"{kind}: {made.ntotal:,} of {n:,} candidates added")
+    return made
+
+
+def _points(arrays: Arrays, where: slice | Tensor, rule: Rule) -> np.ndarray:  # (n, p + 1)
+    return as_points(arrays.psi[where].double(), arrays.diag[where], rule).float().numpy()

@@ -1,25 +1,129 @@
-"""An index of candidates, opened for searching."""
+"""An index of candidates: a JSON head, and beside it raw arrays that are mapped into memory and searched.
+
+    index.json             what the index holds, see :class:`Head`
+    psi.bin                ψ̃(y), one row per candidate, float32 or float16
+    diag.bin squared.bin   k(y, y) and ‖ψ̃(y)‖² of the stored row, float64
+    texts.jsonl            a line [text, name] for every candidate
+    ends.bin               where each of these lines ends, int64
+    skipped.txt            a sentence for every row of the library that was left out
+    hnsw.cosine.faiss      the FAISS index of this kind and rule, if the head names them
+
+Nothing is pickled. Search is exact, or for millions of candidates approximate by FAISS: under every decoding rule the
+best candidates are nearest neighbours, see :func:`dsokr.rules.as_points`. A FAISS index is built for one rule. What it
+finds is scored again, exactly, from the stored coordinates.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsokr.decoders.scan import QUERIES, Ranking, Scan
-from dsokr.errors import InputError, ModelFolderError, check_k
-from dsokr.index.neighbors import find_neighbors, read_faiss
-from dsokr.index.storage import Arrays, Head, map_arrays
-from dsokr.rules import Rule, check_rule, largest, score_pairs
+from dsokr import files
+from dsokr.basis import SketchedBasis
+from dsokr.decoders.scan import QUERIES, Ranking, Scan, multiply_pairs
+from dsokr.errors import InputError, ModelFolderError, check_k, import_extra
+from dsokr.rules import Rule, affine, as_queries, constant, largest
 
-LARGEST = 1e12  # coefficients above this cannot be told apart in single precision
+FORMAT = 2  # of the folder
+HEAD = "index.json"
+FILES = ("psi.bin", "diag.bin", "squared.bin", "texts.jsonl", "ends.bin", "skipped.txt")
+LARGEST = 1e12  # coordinates above this are refused: no model predicts them
 SCORES = 2**20  # computed at once in an exact search,
 NUMBERS = 2**24  # from at most this many coordinates of candidates
-PAIRS = 512  # of a query and a candidate, scored at once: few enough for the cache
+PARAMETERS = {"hnsw": "efSearch", "ivfpq": "nprobe"}  # the effort of a FAISS search
+HITS = {"hnsw": 2, "ivfpq": 20}  # times k: how many candidates FAISS finds, to be scored again
+
+
+def fingerprint(basis: SketchedBasis) -> str:
+    """Return a hash of everything that coordinates depend on: an index belongs to one basis."""
+    return files.fingerprint(basis)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What an index holds and how it is searched. During a build, what the last commit has put on disk."""
+
+    model: str  # fingerprint of the basis
+    dim: int
+    dtype: str = "float32"
+    source: str = ""  # identifies the library, so that an interrupted build resumes with the same one
+    count: int = 0  # candidates
+    read: int = 0  # rows of the library
+    skipped: int = 0  # rows left out
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes in every file
+    finished: bool = False
+    kind: str = "exact"
+    rule: Rule | None = None  # the decoding rule that the FAISS index answers
+    effort: int = 0  # its efSearch or nprobe
+    recall: float | None = None  # its recall@10 against exact search
+
+    def write(self, folder: Path) -> None:
+        files.write_json(folder / HEAD, {"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def read_from(cls, folder: Path) -> Head:
+        try:
+            facts = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+            if facts.pop("format") == FORMAT:
+                return cls(**facts)
+        except FileNotFoundError:
+            raise ModelFolderError(
+                f"{folder} is not an index: {HEAD} is missing. Build one with dsokr embed."
+            ) from None
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ModelFolderError(f"{folder / HEAD} is damaged ({error!r}). Embed the candidates again.") from error
+        raise ModelFolderError(f"{folder} was built by another version of dsokr. Embed the candidates again.")
+
+
+class Arrays(NamedTuple):
+    """The candidates of an index, mapped from disk or in memory."""
+
+    psi: Tensor  # (n, p)
+    diag: Tensor  # (n,)
+    squared: Tensor  # (n,)
+    texts: Sequence[str]
+    names: Sequence[str]
+
+
+class Texts(Sequence[str]):
+    """The texts (part 0) or names (part 1) of stored lines, each parsed when it is asked for."""
+
+    def __init__(self, lines: np.ndarray, ends: np.ndarray, part: int):
+        self.lines, self.ends, self.part = lines, ends, part
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
+        at = range(len(self))[at]
+        start = self.ends[at - 1] if at else 0
+        return json.loads(self.lines[start : self.ends[at]].tobytes())[self.part]
+
+
+def map_arrays(folder: Path, head: Head) -> Arrays:
+    """Map the files of a finished index into memory."""
+    dtypes = (head.dtype, "float64", "float64", "uint8", "int64")
+    psi, diag, squared, lines, ends = (_map(folder / name, t, head) for name, t in zip(FILES, dtypes, strict=False))
+    texts, names = (Texts(lines.numpy(), ends.numpy(), part) for part in (0, 1))
+    return Arrays(psi.reshape(head.count, head.dim), diag, squared, texts, names)
+
+
+def _map(file: Path, dtype: str, head: Head) -> Tensor:
+    size, expected = file.stat().st_size if file.is_file() else 0, head.sizes[file.name]
+    if size != expected:
+        found = f"{file} has {size:,} of {expected:,} bytes"
+        raise ModelFolderError(f"The index is damaged: {found}. Build it again, with --restart.")
+    return torch.from_numpy(np.memmap(file, dtype, mode="c"))  # "c": torch warns of memory that is read-only
 
 
 class CandidateIndex:
@@ -81,9 +185,8 @@ class CandidateIndex:
 
     def search_exactly(self, z: Tensor, k: int, rule: Rule) -> Ranking:
         """Score every candidate and return the k best for every row of z."""
-        check_rule(rule)
         z = self._check(z)
-        scan = Scan(z, min(k, len(self)), rule)
+        scan = Scan(z, k, rule)
         block = max(1, min(SCORES // max(1, min(len(z), QUERIES)), NUMBERS // self.head.dim))
         psi, diag, squared = self.arrays[:3]
         for start in range(0, len(self), block):
@@ -97,18 +200,44 @@ class CandidateIndex:
 
     def _score(self, z: Tensor, indices: Tensor, rule: Rule) -> Tensor:  # (n, p), (n, h) -> (n, h)
         """Score the candidates at ``indices`` in double precision."""
-        psi, diag, rows = self.arrays.psi, self.arrays.diag, max(1, PAIRS // max(1, indices.shape[1]))
-        parts = zip(z.split(rows), indices.split(rows), strict=True)
-        scores = [score_pairs(some[:, None], psi[at].double(), diag[at], rule) for some, at in parts]
-        return torch.cat(scores)
+        rows = torch.arange(len(z)).repeat_interleave(indices.shape[1])
+        products = multiply_pairs(z, self.arrays.psi, rows, indices.flatten()).reshape(indices.shape)
+        factor, offset = affine(rule, self.arrays.diag[indices], self.arrays.squared[indices])
+        return products * factor + offset + constant(rule, z)[:, None]
 
     def _check(self, z: Tensor) -> Tensor:
-        """Return coefficients in double precision, if they have the right shape and size."""
+        """Return coordinates in double precision, if they have the right shape and size."""
         if z.ndim != 2 or z.shape[1] != self.head.dim:
-            raise InputError(f"Coefficients must have shape (n, {self.head.dim}), as the index. Got {tuple(z.shape)}.")
+            raise InputError(f"Coordinates must have shape (n, {self.head.dim}), as the index. Got {tuple(z.shape)}.")
         z = z.detach().cpu().double()
         usable = (z.abs() <= LARGEST).all(dim=1)
         if not usable.all():
             row = int((~usable).nonzero()[0])
-            raise InputError(f"Coefficients must be finite and at most {LARGEST:g} in size. Row {row} is not.")
+            raise InputError(f"Coordinates must be finite and at most {LARGEST:g} in size. Row {row} is not.")
         return z
+
+
+def import_faiss() -> Any:
+    return import_extra("faiss", "search")
+
+
+def faiss_file(folder: Path, kind: str, rule: Rule | None) -> Path:
+    return folder / f"{kind}.{rule}.faiss"
+
+
+def read_faiss(folder: Path, head: Head) -> Any:
+    """Return the FAISS index that the head names, or None."""
+    if head.kind == "exact":
+        return None
+    file, faiss = faiss_file(folder, head.kind, head.rule), import_faiss()
+    try:
+        return faiss.read_index(str(file))
+    except RuntimeError as error:
+        raise ModelFolderError(f"The index is damaged: cannot read {file}. Build it again, with --restart.") from error
+
+
+def find_neighbors(faiss_index: Any, head: Head, z: Tensor, k: int) -> Tensor:  # (n, p) -> (n, h)
+    """Return the indices of h candidates, a multiple of k, among which the k best should be; −1 for none."""
+    import_faiss().ParameterSpace().set_index_parameter(faiss_index, PARAMETERS[head.kind], head.effort)
+    hits = min(k * HITS[head.kind] + 16, head.count)
+    return torch.from_numpy(faiss_index.search(as_queries(z, head.rule or "cosine").float().numpy(), hits)[1])

@@ -7,6 +7,5 @@ from dsokr.kernels.base import Kernel, Normalized, Product, Scaled, Sum, View, V
 from dsokr.kernels.features import FeatureKernel, Features, FeatureSum, NormalizedFeatures, ScaledFeatures
 from dsokr.kernels.graphs import NSPD, Core, EdgeHistogram, ShortestPath, VertexHistogram, WeisfeilerLehman
 from dsokr.kernels.rankings import Hamming, Kemeny, Lehmer
-from dsokr.kernels.sets import Tanimoto
 from dsokr.kernels.strings import GappyNGram, Mismatch, NGram
-from dsokr.kernels.vectors import Cosine, Gaussian, Laplacian, Linear, Polynomial
+from dsokr.kernels.vectors import Cosine, Gaussian, Laplacian, Linear, Polynomial, Tanimoto

@@ -136,8 +136,18 @@ class Scaled(Kernel):
         return lambda ys: self.factor * evaluate(ys)
 
 
+class UnitKernel(Kernel):
+    """A kernel under which every output has length one: k(y, y) = 1."""
+
+    def diag(self, a: Outputs) -> Tensor:
+        return torch.ones(count(a), dtype=torch.float64, device=a.device if isinstance(a, Tensor) else None)
+
+    def normalized(self) -> Kernel:
+        return self
+
+
 @dataclass(frozen=True)
-class Normalized(Kernel):
+class Normalized(UnitKernel):
     """k(y, y') / √(k(y, y) k(y', y')).
 
     >>> from dsokr.kernels import Polynomial
@@ -155,14 +165,10 @@ class Normalized(Kernel):
 
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
         lengths = self._lengths(anchors)
-        if weights is None:
-            evaluate = self.kernel.against(anchors)
-            return lambda ys: (evaluate(ys) / lengths).div_(self._lengths(ys).to(lengths.device)[:, None])
-        evaluate = self.kernel.against(anchors, weights / lengths.to(weights.device))
-        return lambda ys: (values := evaluate(ys)) / self._lengths(ys).to(values.device)[:, None]
-
-    def normalized(self) -> Kernel:
-        return self
+        if weights is not None:
+            weights, lengths = weights / lengths.to(weights.device), torch.tensor(1.0)
+        evaluate = self.kernel.against(anchors, weights)
+        return lambda ys: (values := evaluate(ys) / lengths).div_(self._lengths(ys).to(values.device)[:, None])
 
     def _lengths(self, ys: Outputs) -> Tensor:  # ‖ψ(y)‖
         squared = self.kernel.diag(ys)

@@ -1,5 +1,7 @@
 """Kernels on graphs. An empty graph has no features."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,8 +12,7 @@ from dsokr.errors import check_integers
 from dsokr.graphs import GraphBatch, starts_of
 from dsokr.kernels.features import FeatureKernel, Features, check_features
 from dsokr.kernels.hashing import mix, pair
-from dsokr.kernels.paths import find_pairs
-from dsokr.kernels.rooted import name_balls
+from dsokr.kernels.rooted import breadth_first, name_balls
 from dsokr.outputs import Outputs
 
 
@@ -161,6 +162,25 @@ class Core(FeatureKernel):
         return Features.joined(parts)
 
 
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of nodes u ≤ v of the same graph and their distances; those of graph g start at ``starts[g]``."""
+
+    starts: np.ndarray  # (graphs + 1,)
+    u: np.ndarray
+    v: np.ndarray
+    distance: np.ndarray  # edges on a shortest path
+
+    def select(self, keep: np.ndarray) -> Pairs:
+        return Pairs(starts_of(keep)[self.starts], self.u[keep], self.v[keep], self.distance[keep])
+
+
+def find_pairs(batch: GraphBatch, farthest: int | None = None) -> Pairs:
+    """Find all pairs at a distance of at most ``farthest`` edges (None: any); a node has distance 0 from itself."""
+    limit = len(batch.labels) if farthest is None else farthest
+    return Pairs(*_find_pairs(batch.offsets, batch.indptr, batch.neighbors, limit))
+
+
 def refinements(batch: GraphBatch, iterations: int, edge_labels: bool) -> Iterator[np.ndarray]:  # each (nodes,)
     """Yield the node labels of G_0, …, G_iterations; from G_1 on they are 64-bit names."""
     labels = batch.labels
@@ -196,6 +216,28 @@ def _refine_all(
     for i in range(len(labels)):
         out[i] = refine(i, 0, labels, indptr, neighbors, edge_labels, use_edges)
     return out
+
+
+@compiled
+def _find_pairs(
+    offsets: np.ndarray, indptr: np.ndarray, neighbors: np.ndarray, farthest: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    sizes = offsets[1:] - offsets[:-1]
+    starts, free = np.zeros(len(offsets), np.int64), 0
+    most = (sizes * (sizes + 1) // 2).sum()
+    us, vs, distance = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    depth = np.full(offsets[-1], -1)
+    queue = np.empty(sizes.max() if len(sizes) else 0, np.int64)
+    for g in range(len(sizes)):
+        for u in range(offsets[g], offsets[g + 1]):
+            reached = breadth_first(u, farthest, indptr, neighbors, queue, depth)
+            for v in queue[:reached]:
+                if v >= u:
+                    us[free], vs[free], distance[free] = u, v, depth[v]
+                    free += 1
+                depth[v] = -1
+        starts[g + 1] = free
+    return starts, us[:free].copy(), vs[:free].copy(), distance[:free].copy()
 
 
 @compiled

@@ -78,8 +78,7 @@ class Lehmer(RankingKernel):
 
     def embedding(self, rankings: Outputs) -> Tensor:
         positions = as_full_rankings(rankings, "Lehmer")
-        codes = [(positions[:, :i] > positions[:, i : i + 1]).sum(dim=1) for i in range(positions.shape[1])]
-        return torch.stack(codes, dim=1).to(torch.float64) if codes else positions
+        return (positions[:, None] > positions[:, :, None]).tril_(-1).sum(dim=2).to(torch.float64)
 
 
 def as_positions(rankings: Outputs) -> Tensor:  # (n, d)

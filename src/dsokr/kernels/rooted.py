@@ -14,7 +14,6 @@ import numpy as np
 from dsokr.compute import compiled, run_in_threads
 from dsokr.graphs import GraphBatch
 from dsokr.kernels.hashing import mix, pair, pair_all
-from dsokr.kernels.paths import breadth_first
 
 FEW = 48  # colours up to which all pairs are compared; more are sorted
 SHARE = 512  # graphs that a thread processes at once
@@ -53,6 +52,30 @@ def name_balls(batch: GraphBatch, radius: int) -> np.ndarray:  # (radius + 1, no
 
     run_in_threads(fill, len(batch), SHARE)
     return names
+
+
+@compiled
+def breadth_first(
+    root: int, farthest: int, indptr: np.ndarray, neighbors: np.ndarray, queue: np.ndarray, depth: np.ndarray
+) -> int:
+    """Fill ``queue`` with the nodes up to ``farthest`` edges from the root, nearest first; set their ``depth``.
+
+    Returns their number. All depths must be −1 before; the caller resets them.
+    """
+    queue[0], depth[root] = root, 0
+    head, tail = 0, 1
+    while head < tail:
+        u = queue[head]
+        head += 1
+        if depth[u] == farthest:
+            break
+        for k in range(indptr[u], indptr[u + 1]):
+            v = neighbors[k]
+            if depth[v] < 0:
+                depth[v] = depth[u] + 1
+                queue[tail] = v
+                tail += 1
+    return tail
 
 
 @compiled

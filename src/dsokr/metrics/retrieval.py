@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import InputError
-from dsokr.rules import compare
+from dsokr.rules import sort_keys
 
 Ties = Literal["middle", "expected", "optimistic", "pessimistic"]
 SHARES = {"middle": 0.5, "optimistic": 0.0, "pessimistic": 1.0}  # of the tied others that count as better
@@ -55,21 +55,27 @@ def retrieval_of(ranks: Tensor) -> dict[str, float]:  # (n,)
 
 def count_ahead(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:  # (n, c), (n,) -> (n,), (n,) float64
     """Count the candidates with better scores than the true one, and the others with tied scores."""
-    scores, truth = torch.as_tensor(scores), torch.as_tensor(truth, dtype=torch.long)
-    if scores.ndim != 2 or truth.shape != scores.shape[:1]:
-        raise InputError(
-            "Retrieval metrics take scores (n, candidates) and the true candidate of every row (n,). "
-            f"Got {tuple(scores.shape)} and {tuple(truth.shape)}."
-        )
-    wrong = ((truth < 0) | (truth >= scores.shape[1])).nonzero()
-    if len(wrong):
-        got = f"Got {int(truth[wrong[0]])} in row {int(wrong[0])}."
-        raise InputError(f"The true candidate must be one of the {scores.shape[1]}, counted from 0. {got}")
+    scores = torch.as_tensor(scores)
+    if scores.ndim != 2:
+        raise InputError(f"Retrieval metrics take scores of shape (n, candidates). Got {tuple(scores.shape)}.")
+    truth = check_truth(truth, *scores.shape).to(scores.device)
     if torch.isnan(scores).any():
         raise InputError(f"Scores must not be NaN. Got NaN in row {int(scores.isnan().any(dim=1).nonzero()[0])}.")
-    keys = compare(scores)
-    own = keys.gather(1, truth[:, None].to(keys.device))
+    keys = sort_keys(scores)
+    own = keys.gather(1, truth[:, None])
     return (keys > own).sum(dim=1).double(), (keys == own).sum(dim=1).double() - 1
+
+
+def check_truth(truth: Tensor, rows: int, candidates: int) -> Tensor:  # (rows,)
+    """Return the position of the true candidate of every row, if it is one of the candidates."""
+    truth = torch.as_tensor(truth, dtype=torch.long)
+    if truth.shape != (rows,):
+        raise InputError(f"There must be a true candidate for each of the {rows} rows. Got {tuple(truth.shape)}.")
+    wrong = ((truth < 0) | (truth >= candidates)).nonzero()
+    if len(wrong):
+        got = f"Got {int(truth[wrong[0]])} in row {int(wrong[0])}."
+        raise InputError(f"The true candidate must be one of the {candidates}, counted from 0. {got}")
+    return truth
 
 
 def _summarise(hits: list[Tensor], reciprocal: Tensor, ranks: Tensor) -> dict[str, float]:

@@ -1,45 +1,127 @@
-"""From questions to ranked candidates, predictions and pictures; no web in here."""
+"""The questions and answers of the JSON interface, and how a model and an index answer; no HTTP in here."""
 
 import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from itertools import chain
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic_core import PydanticCustomError
 from torch import Tensor
 
-from dsokr.errors import InputError, MissingExtraError
+from dsokr.errors import InputError, MissingExtraError, check_number
 from dsokr.index import CandidateIndex
 from dsokr.index.candidates import LARGEST
-from dsokr.rules import Rule
+from dsokr.rules import RULES, Rule
 
+LARGEST_INPUT = 3.4e38  # networks compute in single precision
 PICTURE_SIZE = (260, 190)  # pixels
 MOST_ATOMS = 100  # RDKit blocks all other threads while it draws: 45 ms for this many atoms
 MOST_PICTURES = 1000  # in the cache
 ATOM = re.compile(r"\[[^]]*]|Br|Cl|[A-Za-z*]")
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # as in JSON: 10 or 10.0, but not true or "10"
+Count = Annotated[Number, AfterValidator(int)]
 
 
-class Model(Protocol):
-    """What the server needs of a :class:`dsokr.commands.Predictor`."""
+@dataclass(frozen=True)
+class Limits:
+    """Requests beyond these limits are refused before any work is done for them."""
 
-    @property
-    def input(self) -> Any: ...  # a kind of column, see dsokr.commands.columns
+    body_bytes: int = 1_000_000
+    inputs: int = 64  # per request
+    text: int = 5_000  # characters of an input
+    k: int = 100
+    seconds: float = 10.0  # for a request to arrive, and for its answer
+    waiting: int = 256  # requests in the queue
+    rows: int = 256  # inputs of several requests that are answered together
 
-    @property
-    def output(self) -> Any: ...
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_number(self, field.name, "above 0", getattr(self, field.name) > 0)
 
-    @property
-    def rule(self) -> Rule: ...
 
-    @property
-    def searches(self) -> bool: ...
+class Hit(BaseModel):
+    """A candidate among the best."""
 
-    def coefficients(self, inputs: Sequence[str]) -> Tensor: ...  # (n, p)
+    rank: int = Field(ge=1)
+    index: int = Field(ge=0, description="Position in the index, from 0.")
+    output: str = Field(description="The candidate, as written in the library.")
+    name: str = Field(description="Its name in the library, or an empty string.")
+    score: float = Field(description="By the decoding rule; larger is better.")
+    cosine: float = Field(description="Cosine of prediction and candidate, from -1 to 1, whatever the rule.")
 
-    def decode(self, z: Tensor) -> tuple[list[str], Tensor]: ...  # (n, p) -> n outputs, (n,)
+
+class Prediction(BaseModel):
+    """What the model's decoder finds among all possible outputs, as `dsokr predict` does."""
+
+    output: str
+    score: float = Field(description="By the model's own rule, see /health; larger is better.")
+    rank: int | None = Field(description="Its rank among the hits, if it is one of them.")
+
+
+class Result(BaseModel):
+    """The best candidates for one input, best first, and the model's own answer."""
+
+    hits: list[Hit]
+    prediction: Prediction | None = Field(description="If predict was set and the model searches, see /health.")
+
+
+class Answer(BaseModel):
+    rule: Rule
+    candidates: int = Field(description="Number of candidates searched.")
+    milliseconds: float
+    results: list[Result] = Field(description="One per input, in the same order.")
+    notes: list[str] = Field(description="Sentences that say why the answer may be a guess; usually none.")
+
+
+class Problem(BaseModel):
+    """Why a request was not answered."""
+
+    error: str = Field(description="One sentence.")
+    where: str = Field("", description="The part of the request it is about, such as inputs.2.")
+
+
+def build_question_model(facts: dict[str, Any]) -> Any:
+    """Return the model of a body of /predict: inputs of the model's kind, if they can be sent, or coefficients."""
+    limits, most = facts["limits"], facts["limits"]["k"]
+    either = {"coefficients": _rows(_numbers(facts["coefficients"], LARGEST), limits)}
+    if facts["input"] == "vector":
+        as_cell = AfterValidator(lambda row: ";".join(map(repr, row)))  # as the command line writes several numbers
+        either["inputs"] = _rows(Annotated[_numbers(facts["width"], LARGEST_INPUT), as_cell], limits)
+    elif facts["input"]:
+        either["inputs"] = _rows(Annotated[str, Field(min_length=1, max_length=limits["text"], pattern=r"\S")], limits)
+    options: dict[str, Any] = {
+        "inputs": (ClassVar[None], None),  # for models whose inputs cannot be sent
+        **either,
+        "k": (Count, Field(min(10, most), multiple_of=1, ge=1, le=most, description="Number of candidates.")),
+        "rule": (Rule, Field(facts["rule"], description=f"The decoding rule: {', '.join(RULES)}.")),
+        "predict": (bool, Field(False, strict=True, description="Whether to add the model's own answer.")),
+    }
+    config = ConfigDict(extra="forbid", json_schema_extra={"oneOf": [{"required": [name]} for name in either]})
+    validators: Any = {"check": _check_question}
+    return create_model("Question", __config__=config, __validators__=validators, **options)
+
+
+def _numbers(length: int, largest: float) -> Any:
+    number = Annotated[Number, Field(ge=-largest, le=largest)]
+    return Annotated[list[number], Field(min_length=length, max_length=length)]
+
+
+def _rows(item: Any, limits: dict[str, Any]) -> Any:
+    return list[item], Field(None, min_length=1, max_length=limits["inputs"])
+
+
+@model_validator(mode="after")
+def _check_question(question: Any) -> Any:
+    if len(question.model_fields_set & {"inputs", "coefficients"}) != 1:
+        raise PydanticCustomError("question", "Give inputs or coefficients, and not both")
+    return question
 
 
 class BadInput(InputError):
@@ -50,68 +132,34 @@ class BadInput(InputError):
         super().__init__(f"{self.where}: {reason}")
 
 
-class Question(NamedTuple):
-    """Inputs, or coefficients in their place."""
-
-    inputs: list[str] | None
-    coefficients: list[list[float]] | None
-    k: int
-    rule: Rule
-
-
-class Answered(NamedTuple):
-    """The best candidates for every input of a question, best first."""
-
-    hits: list[list[dict[str, Any]]]
-    z: Tensor  # (n, p)
-    notes: list[str]  # why the answer may be a guess
-
-
-def answer(model: Model, index: CandidateIndex, questions: Sequence[Question]) -> list[Answered | Exception]:
+def answer(model: Any, index: CandidateIndex, questions: Sequence[Any]) -> list[Any]:
     """Answer several questions at once: with one pass of the network and one search for each rule.
 
-    If one of them fails or needs a note of its own, each is answered alone.
+    An answer is an exception or, for every input, the best candidates, best first; the coefficients (n, p); and notes
+    that say why it may be a guess. If a question fails or needs a note of its own, each is answered alone.
     """
-    is_alone = len(questions) == 1
     try:
         with _collect_warnings() as notes:
             z = _predict(model, questions)
+        if not notes or len(questions) == 1:
+            return _rank(index, questions, z, notes)
     except InputError as error:
-        if is_alone:
+        if len(questions) == 1:
             return [error]
-        notes = [str(error)]
-    if notes and not is_alone:
-        return [found for question in questions for found in answer(model, index, [question])]
-    answers: dict[int, Answered | Exception] = {}
-    for rule in {question.rule for question in questions}:
-        chosen = [at for at, question in enumerate(questions) if question.rule == rule]
-        rows = _search(index, torch.cat([z[at] for at in chosen]), max(questions[at].k for at in chosen), rule)
-        for at in chosen:
-            answers[at] = Answered([next(rows)[: questions[at].k] for _ in z[at]], z[at], notes)
-    return [answers[at] for at in range(len(questions))]
+    return [found for question in questions for found in answer(model, index, [question])]
 
 
-def _search(index: CandidateIndex, z: Tensor, k: int, rule: Rule) -> Iterator[list[dict[str, Any]]]:
-    ranking = index.search(z, k, rule)
-    names = ("rank", "index", "output", "name", "score", "cosine")
-    for columns in zip(*(part.tolist() for part in (*ranking, index.cosines(z, ranking.indices))), strict=True):
-        hits = enumerate(zip(*columns, strict=True), start=1)
-        values = ((rank, at, index.texts[at], index.names[at], score, cosine) for rank, (at, score, cosine) in hits)
-        yield [dict(zip(names, hit, strict=True)) for hit in values]
-
-
-def _predict(model: Model, questions: Sequence[Question]) -> list[Tensor]:
+def _predict(model: Any, questions: Sequence[Any]) -> list[Tensor]:
     """Return the coefficients for every question, computed by the network or as given."""
     asked = [question.inputs for question in questions if question.inputs]
-    inputs = [cell for cells in asked for cell in cells]
-    predicted = iter(_run_network(model, inputs).split(list(map(len, asked))) if inputs else ())
+    predicted = iter(_run_network(model, list(chain(*asked))).split(list(map(len, asked))) if asked else ())
     return [
         next(predicted) if question.inputs else torch.tensor(question.coefficients, dtype=torch.float64)
         for question in questions
     ]
 
 
-def _run_network(model: Model, inputs: list[str]) -> Tensor:  # (n, p)
+def _run_network(model: Any, inputs: list[str]) -> Tensor:  # (n, p)
     try:
         z = model.coefficients(inputs).cpu().double()
     except InputError:
@@ -123,11 +171,28 @@ def _run_network(model: Model, inputs: list[str]) -> Tensor:  # (n, p)
     return z
 
 
+def _rank(index: CandidateIndex, questions: Sequence[Any], z: list[Tensor], notes: list[str]) -> list[Any]:
+    answers = {}
+    for rule in {question.rule for question in questions}:
+        chosen = [at for at, question in enumerate(questions) if question.rule == rule]
+        rows = _search(index, torch.cat([z[at] for at in chosen]), max(questions[at].k for at in chosen), rule)
+        for at in chosen:
+            answers[at] = [next(rows)[: questions[at].k] for _ in z[at]], z[at], notes
+    return [answers[at] for at in range(len(questions))]
+
+
+def _search(index: CandidateIndex, z: Tensor, k: int, rule: Rule) -> Iterator[list[dict[str, Any]]]:
+    ranking = index.search(z, k, rule)
+    for columns in zip(*(part.tolist() for part in (*ranking, index.cosines(z, ranking.indices))), strict=True):
+        hits = enumerate(zip(*columns, strict=True), start=1)
+        values = ((rank, at, index.texts[at], index.names[at], score, cosine) for rank, (at, score, cosine) in hits)
+        yield [dict(zip(Hit.model_fields, hit, strict=True)) for hit in values]
+
+
 @contextmanager
 def _collect_warnings() -> Iterator[list[str]]:
     """Collect the warnings of this thread. They are for whoever asked, not for the server's log."""
-    notes: list[str] = []
-    thread = threading.get_ident()
+    notes, thread = list[str](), threading.get_ident()
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -142,7 +207,7 @@ def _collect_warnings() -> Iterator[list[str]]:
         yield notes
 
 
-def decode(model: Model, z: Tensor, best: Sequence[str]) -> dict[str, Any]:
+def decode(model: Any, z: Tensor, best: Sequence[str]) -> dict[str, Any]:
     """Find the model's own answer to coefficients (p,), and its rank if it is one of the best candidates."""
     [output], scores = model.decode(z[None])
     key = model.output.key(output) if output else None  # no candidate is the empty string

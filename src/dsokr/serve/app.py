@@ -1,14 +1,19 @@
 """The web application: its addresses, what each of them answers, and how errors are reported."""
 
 import asyncio
+import os
 import re
+import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
@@ -18,17 +23,17 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dsokr import __version__
-from dsokr.errors import InputError
+from dsokr.errors import InputError, import_extra
 from dsokr.index import CandidateIndex
 from dsokr.rules import RULES
-from dsokr.serve.answers import Answered, Model, Question, answer, decode, load_drawing
+from dsokr.serve.answers import Answer, Limits, Problem, answer, build_question_model, decode, load_drawing
 from dsokr.serve.batches import Batches, Busy
-from dsokr.serve.schema import Answer, Limits, Problem, build_question_model
-
-Facts = dict[str, Any]  # what /health answers
 
 PAGE = Path(__file__).parent / "page"
 LONGEST_SMILES = 400
+GRACE_SECONDS = 10  # for requests under way when the server is stopped
+CONNECTIONS = 1000
+SWITCH_SECONDS = 2e-4  # between the threads for searching and for HTTP; Python's default of 5 ms is long here
 LOCAL_HOSTS = ["localhost", "[::1]", *(f"*.{n}" for n in range(256))]  # IPv4; no domain name ends in a number
 HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9a-fA-F:]+]?")  # a name, a pattern of names or an IPv6 address
 HEADERS = {  # load nothing from elsewhere, guess no content types, do not show the page inside another
@@ -41,11 +46,10 @@ PICTURE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'none'",
     "Cache-Control": "public, max-age=86400",
 }
-PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": {"model": Problem}, "5XX": {"model": Problem}}
 
 
 def create_app(
-    predictor: Model,
+    predictor: Any,
     index: CandidateIndex,
     limits: Limits = Limits(),  # noqa: B008 # frozen, so sharing it is harmless
     examples: tuple[str, ...] = (),
@@ -54,6 +58,8 @@ def create_app(
     """Return an application with the page at /, and /predict, /drawing, /health and /openapi.json.
 
     It contacts no other host. It answers requests to localhost, to IPv4 addresses and to the names in ``hosts``.
+    ``predictor`` is a :class:`dsokr.commands.Predictor`, or anything else with its ``input``, ``output``, ``rule``,
+    ``searches``, ``coefficients`` and ``decode``.
     """
     draw = load_drawing()
     rankings = Batches(lambda questions: answer(predictor, index, questions), limits.rows, limits.waiting)
@@ -74,16 +80,16 @@ def create_app(
         docs_url=None,  # these pages load scripts from another host
         redoc_url=None,
         exception_handlers=dict.fromkeys(handled, _answer_error),
-        responses=PROBLEMS,
+        responses={"4XX": {"model": Problem}, "5XX": {"model": Problem}},
     )
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_HOSTS + _check_hosts(hosts), www_redirect=False)
     app.add_middleware(Guard, limits=limits)  # around the other
     facts = {**_describe(predictor, index, limits), "drawing": draw is not None, "examples": list(examples)}
-    _add_predict(app, rankings, predictions, index, facts)
+    _add_predict(app, rankings, predictions, facts)
     _add_health(app, facts)
     _add_drawing(app, pictures, facts)
     for file in PAGE.iterdir():
-        app.add_route("/" if file.name == "index.html" else f"/{file.name}", _serve_file(file))
+        app.add_route("/" if file.name == "index.html" else f"/{file.name}", partial(_serve_file, file=file))
     return app
 
 
@@ -94,12 +100,13 @@ def _check_hosts(hosts: Sequence[str]) -> list[str]:
     return [f"[{host}]" if ":" in host and "[" not in host else host for host in hosts]
 
 
-def _describe(predictor: Model, index: CandidateIndex, limits: Limits) -> Facts:
+def _describe(predictor: Any, index: CandidateIndex, limits: Limits) -> dict[str, Any]:
+    """Return what /health answers."""
     given, found = predictor.input, predictor.output
     return {
         "status": "ok",
         "version": __version__,
-        "input": "" if given.name == "image" else given.name,  # strangers must not name paths
+        "input": "" if given.name == "image" else given.name,  # clients must not name files of the server
         "width": len(given.mean) if given.name == "vector" else 1,
         "columns": list(given.columns) if given.name == "vector" else [],
         "output": found.name,
@@ -114,7 +121,7 @@ def _describe(predictor: Model, index: CandidateIndex, limits: Limits) -> Facts:
     }
 
 
-def _add_predict(app: FastAPI, rankings: Batches, predictions: Batches, index: CandidateIndex, facts: Facts) -> None:
+def _add_predict(app: FastAPI, rankings: Batches, predictions: Batches, facts: dict[str, Any]) -> None:
     accepted: Any = build_question_model(facts)
     seconds = facts["limits"]["seconds"]
 
@@ -122,34 +129,29 @@ def _add_predict(app: FastAPI, rankings: Batches, predictions: Batches, index: C
     async def predict(body: accepted) -> JSONResponse:
         """Find the k best candidates for every input and, on request, the model's own answer."""
         start = time.perf_counter()
-        inputs, coefficients = getattr(body, "inputs", None), body.coefficients
-        question, rows = Question(inputs, coefficients, int(body.k), body.rule), len(inputs or coefficients)
-        answered: Answered = await rankings.ask(question, rows, seconds)
-        results: list[dict[str, Any]] = [{"hits": hits, "prediction": None} for hits in answered.hits]
-        for z, result in zip(answered.z, results, strict=True):
+        best, coefficients, notes = await rankings.ask(body, len(body.inputs or body.coefficients), seconds)
+        results: list[dict[str, Any]] = [{"hits": hits, "prediction": None} for hits in best]
+        for z, result in zip(coefficients, results, strict=True):
             if body.predict and facts["searches"]:
-                best, left = [hit["output"] for hit in result["hits"]], start + seconds - time.perf_counter()
-                result["prediction"] = await predictions.ask((z, best), 1, left)
-        milliseconds = round(1000 * (time.perf_counter() - start), 3)
-        made = {"rule": body.rule, "candidates": len(index), "milliseconds": milliseconds}
-        return JSONResponse({**made, "results": results, "notes": answered.notes})
+                texts, left = [hit["output"] for hit in result["hits"]], start + seconds - time.perf_counter()
+                result["prediction"] = await predictions.ask((z, texts), 1, left)
+        made = {"rule": body.rule, "candidates": facts["candidates"], "results": results, "notes": notes}
+        return JSONResponse({**made, "milliseconds": round(1000 * (time.perf_counter() - start), 3)})
 
 
-def _add_health(app: FastAPI, facts: Facts) -> None:
-    example: dict[str, Any] = {"content": {"application/json": {"example": facts}}}
-
+def _add_health(app: FastAPI, facts: dict[str, Any]) -> None:
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", responses={200: example})
-    async def health() -> Facts:
+    @app.get("/health", responses={200: {"content": {"application/json": {"example": facts}}}})
+    async def health() -> dict[str, Any]:
         """What is served, and how."""
         return facts
 
 
-def _add_drawing(app: FastAPI, pictures: Batches, facts: Facts) -> None:
-    svg: dict[str, Any] = {"content": {"image/svg+xml": {"schema": {"type": "string"}}}}
+def _add_drawing(app: FastAPI, pictures: Batches, facts: dict[str, Any]) -> None:
+    svg = {"image/svg+xml": {"schema": {"type": "string"}}}
     accepted = Query(min_length=1, max_length=LONGEST_SMILES, description="A molecule.")
 
-    @app.get("/drawing", responses={200: svg}, response_class=Response)
+    @app.get("/drawing", responses={200: {"content": svg}}, response_class=Response)
     async def drawing(smiles: str = accepted) -> Response:
         """A molecule as SVG."""
         if not facts["drawing"]:
@@ -158,11 +160,8 @@ def _add_drawing(app: FastAPI, pictures: Batches, facts: Facts) -> None:
         return Response(picture, media_type="image/svg+xml", headers=PICTURE_HEADERS)
 
 
-def _serve_file(file: Path) -> Any:
-    async def serve(request: Request) -> FileResponse:
-        return FileResponse(file, headers={"Cache-Control": "no-cache"})
-
-    return serve
+async def _serve_file(request: Request, file: Path) -> FileResponse:
+    return FileResponse(file, headers={"Cache-Control": "no-cache"})
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
@@ -210,10 +209,8 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        if scope["type"] == "http":
-            await self.app(scope, self._limit(scope, receive), send_with_headers)
-        else:
-            await self.app(scope, receive, send)
+        is_http = scope["type"] == "http"
+        await self.app(scope, self._limit(scope, receive) if is_http else receive, send_with_headers)
 
     def _limit(self, scope: Scope, receive: Receive) -> Receive:
         size, deadline = int(Headers(scope=scope).get("content-length", 0)), time.monotonic() + self.limits.seconds
@@ -236,3 +233,29 @@ class Guard:
         if size > self.limits.body_bytes:
             sentence = f"The body is too large: the limit is {self.limits.body_bytes:,} bytes."
             raise HTTPException(413, sentence, {"Connection": "close"})
+
+
+def run(app: Any, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM; requests under way are answered first."""
+    uvicorn = import_extra("uvicorn", "serve")
+    listening = bind(host, port)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))  # one core is for HTTP
+    shown, number = listening.getsockname()[:2]
+    say(f"Serving at http://{f'[{shown}]' if ':' in shown else shown}:{number} (Ctrl-C to stop)")
+    if not shown.startswith("127.") and shown != "::1":
+        say("Anyone who can reach this address can use the server: it has no passwords.")
+    limits = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": GRACE_SECONDS}
+    config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, **limits)
+    with suppress(KeyboardInterrupt):  # the usual way to stop
+        uvicorn.Server(config).run(sockets=[listening])
+    say("Stopped.")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at the address; port 0 is any free port."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        message = f"Cannot listen at {host}, port {port}: {error}. Choose others with --host and --port."
+        raise InputError(message) from error
