@@ -17,6 +17,7 @@ from dsokr.outputs import take
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, larger is better
 Score = Callable[[Tensor], float] | None  # coordinates of the validation inputs (n, p) -> a number, larger is better
 Monitor = Literal["loss", "mrr"] | Metric
+Reads = Literal["raw", "numbers", "both"]
 State = dict[str, Any]  # tensors, values that JSON can hold, and dictionaries of them
 
 
@@ -34,8 +35,18 @@ class Targets(NamedTuple):
         """The weights, ones if none were given."""
         return torch.ones_like(self.residuals) if self.weights is None else self.weights.to(self.residuals)
 
+    def mean(self) -> Tensor:  # (p,)
+        return self.weighted() @ self.coordinates / self.weighted().sum()
+
 
 Validation = tuple[Any, Targets] | None  # inputs and their targets
+
+
+class OutOfFold(NamedTuple):
+    """Coordinates that were predicted for training inputs by functions learned without them."""
+
+    rows: Tensor  # (k,), positions of the inputs
+    coordinates: Tensor  # (k, p)
 
 
 @dataclass(frozen=True)
@@ -53,13 +64,13 @@ class History:
 class Regressor(ABC):
     """Specifies how to learn x -> coordinates. Frozen; :meth:`fit` returns the learned function.
 
-    ``reads`` says what it is given: inputs as the user gave them ("raw"), or a table of numbers made of them
-    ("numbers"), dense with NaN where a value is missing, or sparse. ``validation_fraction`` is the share of the pairs
+    ``reads`` says what it is given: inputs as the user gave them ("raw"), a table of numbers made of them ("numbers"),
+    dense with NaN where a value is missing, or sparse, or ``Inputs`` with "both". ``validation_fraction`` is the share of the pairs
     to hold out when there are no validation pairs. ``monitor`` says what is best on them: the loss, the mean reciprocal
     rank of the truth ("mrr"), or a metric of decoded outputs.
     """
 
-    reads: Literal["raw", "numbers"] = "raw"
+    reads: Reads = "raw"
 
     @property
     def validation_fraction(self) -> float:
@@ -112,6 +123,14 @@ class Fitted(ABC):
     def write_files(self, folder: Path) -> None:  # noqa: B027 # most need no files
         """Write what is not a tensor to an empty folder."""
 
+    def alternatives(self) -> tuple[Fitted, ...]:
+        """The functions between which decoded outputs decide, if something is left open."""
+        return (self,)
+
+    def predict_out_of_fold(self) -> OutOfFold | None:
+        """Predictions for training inputs that did not see them, where there are any."""
+        return None
+
     def report(self) -> list[dict[str, Any]]:
         """What was tried, a row each, for :meth:`dsokr.DSOKR.report`."""
         return []
@@ -124,11 +143,10 @@ def complement(fold: Tensor, n: int) -> Tensor:
     return rest.nonzero()[:, 0]
 
 
-def leading_directions(targets: Targets, q: int) -> Tensor:  # (n, min(q, p))
-    """Centred coordinates in the q directions in which they vary most: where p is large, these stand for all."""
-    weights = targets.weighted()
-    centred = targets.coordinates - weights @ targets.coordinates / weights.sum()
-    if centred.shape[1] <= q:
-        return centred
-    covariance = centred.T @ (weights[:, None] * centred)
-    return centred @ torch.linalg.eigh(covariance).eigenvectors[:, -q:].flip(1)
+def leading_directions(targets: Targets, q: int) -> Tensor:  # (p, min(q, p))
+    """The q orthonormal directions in which coordinates vary most: where p is large, these stand for all."""
+    p, centred = targets.coordinates.shape[1], targets.coordinates - targets.mean()
+    if p <= q:
+        return torch.eye(p).to(centred)
+    covariance = centred.T @ (targets.weighted()[:, None] * centred)
+    return torch.linalg.eigh(covariance).eigenvectors[:, -q:].flip(1)

@@ -98,7 +98,8 @@ class Forest(Regressor):
 
     def _goals(self, targets: Targets) -> np.ndarray:  # (n, directions)
         """What trees grow on. Rounded so that sums of them are exact: equal splits are equal in any order of rows."""
-        goals = leading_directions(targets, self.directions).cpu().numpy()
+        centred = targets.coordinates - targets.mean()
+        goals = (centred @ leading_directions(targets, self.directions)).cpu().numpy()
         unit = 2.0 ** (np.frexp(np.abs(goals).max())[1] - 24)
         return np.round(goals / unit) * unit
 

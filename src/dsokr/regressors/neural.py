@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 from dsokr.compute import seeded
 from dsokr.errors import InputError
 from dsokr.losses import Objective, Squared, as_loss
-from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, Targets, Validation
+from dsokr.outputs import take
+from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, State, Targets, Validation, complement
 from dsokr.regressors.networks.base import (
     NetworkFactory,
     Standardized,
@@ -76,9 +77,21 @@ class Neural(Regressor):
         history = train(scaled, pairs, held_out, loss, self.training, seed=seed, device=device, score=score)
         return FittedNetwork(scaled, history)
 
-    def restore(
-        self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: Device
-    ) -> FittedNetwork:
+    def fit_out_of_fold(
+        self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
+    ) -> tuple[FittedNetwork, Tensor]:
+        """Train once for every fold, validated by it; then on everything, for the mean of the best epochs."""
+        z, epochs = torch.zeros_like(targets.coordinates), []
+        for number, fold in enumerate(folds):
+            rest, held_out = complement(fold, len(z)), (take(X, fold), targets.take(fold))
+            part = replace(self, training=self.training.inside(f"fold{number}"))
+            fitted = part.fit(take(X, rest), targets.take(rest), held_out, seed=seed, device=device)
+            z[fold] = fitted.predict(held_out[0]).to(z)
+            epochs.append(fitted.history.best_epoch)
+        training = replace(self.training.inside("all"), epochs=max(1, round(sum(epochs) / len(epochs))))
+        return replace(self, training=training).fit(X, targets, seed=seed, device=device), z
+
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedNetwork:
         factory = self.network
         if folder.is_dir() and hasattr(factory, "from_files"):
             factory = factory.from_files(folder)
@@ -103,7 +116,7 @@ class FittedNetwork(Fitted):
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
         return apply_network(self.network, prepare_inputs(self.network, X)).double()
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         return self.network.state_dict()
 
     def write_files(self, folder: Path) -> None:

@@ -87,6 +87,10 @@ class Training:
         if not callable(self.monitor):
             check_choice(self, "monitor", ("loss", "mrr"))
 
+    def inside(self, name: str) -> Training:
+        """The same training, with a folder of its own for one of several."""
+        return self if self.folder is None else replace(self, folder=str(Path(self.folder) / name))
+
 
 def train(
     network: nn.Module,

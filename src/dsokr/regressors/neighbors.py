@@ -1,0 +1,98 @@
+"""Nearest neighbours: the mean of the features of the outputs whose inputs are closest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.neighbors import NearestNeighbors
+from torch import Tensor
+
+from dsokr.errors import check_integers
+from dsokr.outputs import blocks, count
+from dsokr.regressors.base import Device, Fitted, Regressor, Score, State, Targets, Validation, leading_directions
+from dsokr.regressors.inputs import Scaler
+from dsokr.saving import pack_outputs, unpack_outputs
+
+SIZES = (1, 2, 3, 5, 8, 12, 20, 35, 60, 100)  # numbers of neighbours to choose from
+DIRECTIONS = 30  # of the outputs, in which they are compared
+ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Neighbors(Regressor):
+    """g(x) = the mean of ψ̃(y) over the k nearest training inputs, in a standardised table of numbers.
+
+    ``size`` is k; None chooses it by leaving out each pair in turn, which costs one search.
+    """
+
+    size: int | None = None
+
+    reads = "numbers"
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            check_integers(self, size=1)
+
+    def fit(
+        self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
+    ) -> FittedNeighbors:
+        return self.fit_out_of_fold(X, targets, (), seed=seed, device=device)[0]
+
+    def fit_out_of_fold(
+        self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
+    ) -> tuple[FittedNeighbors, Tensor]:
+        scaler = Scaler.of(X)
+        rows, n = scaler.scale(X), count(X)
+        sizes = [min(self.size, n - 1)] if self.size else [k for k in SIZES if k < n] or [1]
+        weights = targets.weighted().to(device)
+        found = FittedNeighbors(scaler, rows, targets.coordinates.to(device), weights, sizes[-1])
+        near = found.find(None, sizes[-1])  # of every training input, without itself
+        goals = (targets.coordinates - targets.mean()) @ leading_directions(targets, DIRECTIONS)
+        errors = [
+            (weights @ (average(near[:, :k], goals.to(device), weights) - goals.to(device)).square().sum(dim=1)).item()
+            for k in sizes
+        ]
+        best = sizes[int(np.argmin(errors))]
+        found = FittedNeighbors(scaler, rows, found.coordinates, weights, best)
+        return found, average(near[:, :best], found.coordinates, weights).to(targets.coordinates)
+
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedNeighbors:
+        rows = unpack_outputs(state["rows"], "rows", state["inputs"])
+        coordinates, weights = state["coordinates"].to(device), state["weights"].to(device)
+        return FittedNeighbors(Scaler(**state["scaler"]), rows, coordinates, weights, state["size"])
+
+
+class FittedNeighbors(Fitted):
+    """The training inputs, searched by scikit-learn."""
+
+    def __init__(self, scaler: Scaler, rows: Any, coordinates: Tensor, weights: Tensor, size: int):
+        self.scaler, self.rows, self.coordinates, self.weights, self.size = scaler, rows, coordinates, weights, size
+        self.search = NearestNeighbors().fit(rows)
+
+    def find(self, rows: Any, k: int) -> Tensor:  # (n, k)
+        """The nearest training inputs of scaled rows; None: of the training inputs, each without itself."""
+        return torch.from_numpy(self.search.kneighbors(rows, k, return_distance=False)).to(self.coordinates.device)
+
+    def predict(self, X: Any) -> Tensor:  # (n, p) float64
+        near = self.find(self.scaler.scale(X), self.size)
+        return average(near, self.coordinates, self.weights)
+
+    def state(self) -> State:
+        inputs: dict[str, Tensor] = {}
+        rows = pack_outputs(self.rows, "rows", inputs)
+        parts = {"coordinates": self.coordinates, "weights": self.weights, "scaler": self.scaler.state()}
+        return {"rows": rows, "inputs": inputs, "size": self.size, **parts}
+
+
+def average(near: Tensor, coordinates: Tensor, weights: Tensor) -> Tensor:  # (n, k) -> (n, p)
+    """The weighted mean of coordinates at positions, a few rows at a time: all of them at once may not fit."""
+    parts = []
+    for _, block in blocks(near, ROWS):
+        share = weights[block] / weights[block].sum(dim=1, keepdim=True)
+        parts.append(torch.einsum("nk,nkp->np", share, coordinates[block]))
+    return torch.cat(parts)

@@ -1,0 +1,144 @@
+"""Regressors of scikit-learn, as they are, and boosted trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, clone, is_regressor
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.multioutput import MultiOutputRegressor
+from sklearn.utils import get_tags
+from sklearn.utils.validation import has_fit_parameter
+from torch import Tensor
+
+from dsokr.errors import InputError, ModelFolderError, check_integers, check_number, import_extra
+from dsokr.regressors.base import Device, Fitted, Regressor, Score, State, Targets, Validation, leading_directions
+
+FILE = "regressor.skops"
+TRUSTED = {  # types of scikit-learn that are plain data, beside those that skops itself trusts
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    "sklearn.gaussian_process.kernels.ConstantKernel",
+    "sklearn.gaussian_process.kernels.Product",
+    "sklearn.gaussian_process.kernels.RBF",
+    "sklearn.gaussian_process.kernels.Sum",
+    "sklearn.gaussian_process.kernels.WhiteKernel",
+    "sklearn.metrics._dist_metrics.EuclideanDistance32",
+    "sklearn.metrics._dist_metrics.EuclideanDistance64",
+    "sklearn.neighbors._ball_tree.BallTree",
+    "sklearn.neighbors._kd_tree.KDTree",
+    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+    "sklearn.tree._tree.Tree",
+}
+
+
+@dataclass(frozen=True)
+class Scikit(Regressor):
+    """Any regressor of scikit-learn, or with its interface: ``Scikit(RandomForestRegressor())``.
+
+    ``DSOKR(kernel, regressor=RandomForestRegressor())`` means the same. A regressor of single numbers is fitted to each
+    of the ``directions`` in which the coordinates vary most; others predict all coordinates. Saved by skops
+    (``pip install "dsokr[scikit]"``), without pickle.
+    """
+
+    estimator: Any = None  # None only in a loaded model whose estimator is in a file
+    directions: int = 20
+
+    reads = "numbers"
+
+    def __post_init__(self) -> None:
+        check_integers(self, directions=1)
+        if self.estimator is not None and not (isinstance(self.estimator, BaseEstimator) and is_regressor(self.estimator)):
+            raise InputError(f"Scikit.estimator must be a regressor of scikit-learn. Got {self.estimator!r:.80}.")
+
+    def fit(
+        self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
+    ) -> FittedScikit:
+        return _fit(clone(self.estimator), self.directions, X, targets, seed, device)
+
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedScikit:
+        return _restore(state, folder, device)
+
+
+@dataclass(frozen=True)
+class Boosted(Regressor):
+    """Gradient boosting with histograms, one ensemble of trees for each of the leading ``directions``.
+
+    Strong where outputs vary in few directions; the cost grows with each. Reads missing values as they are.
+    """
+
+    trees: int = 200
+    learning_rate: float = 0.05
+    directions: int = 20
+
+    reads = "numbers"
+
+    def __post_init__(self) -> None:
+        check_integers(self, trees=1, directions=1)
+        check_number(self, "learning_rate", "in (0, 1]", 0 < self.learning_rate <= 1)
+
+    def fit(
+        self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
+    ) -> FittedScikit:
+        boosting = HistGradientBoostingRegressor(
+            max_iter=self.trees, learning_rate=self.learning_rate, early_stopping=False
+        )
+        return _fit(boosting, self.directions, X, targets, seed, device)
+
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedScikit:
+        return _restore(state, folder, device)
+
+
+def _fit(estimator: Any, directions: int, X: Any, targets: Targets, seed: int, device: Device) -> FittedScikit:
+    if "random_state" in estimator.get_params() and estimator.get_params()["random_state"] is None:
+        estimator.set_params(random_state=seed)
+    mean, turn = targets.mean(), None
+    goals = targets.coordinates - mean
+    if not get_tags(estimator).target_tags.multi_output:
+        turn = leading_directions(targets, directions)
+        estimator, goals = MultiOutputRegressor(estimator), goals @ turn
+    arguments: dict[str, Any] = {}
+    if targets.weights is not None:
+        if not has_fit_parameter(estimator, "sample_weight"):
+            raise InputError(f"{type(estimator).__name__} takes no sample weights.")
+        arguments["sample_weight"] = targets.weights.cpu().numpy()
+    dense = X.toarray() if hasattr(X, "toarray") and not get_tags(estimator).input_tags.sparse else X
+    estimator.fit(dense, goals.cpu().numpy(), **arguments)
+    return FittedScikit(estimator, mean.to(device), None if turn is None else turn.to(device))
+
+
+def _restore(state: State, folder: Path, device: Device) -> FittedScikit:
+    load = import_extra("skops.io", "scikit")
+    unknown = set(load.get_untrusted_types(file=folder / FILE)) - TRUSTED
+    if unknown:
+        raise ModelFolderError(f"{folder / FILE} holds objects of the type {min(unknown)}, which are not loaded.")
+    turn = state.get("directions")
+    return FittedScikit(
+        load.load(folder / FILE, trusted=sorted(TRUSTED)),
+        state["mean"].to(device),
+        None if turn is None else turn.to(device),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class FittedScikit(Fitted):
+    """g(x) = mean + V f(x), where f is what scikit-learn has fitted and V are directions, or the identity."""
+
+    estimator: Any
+    mean: Tensor  # (p,)
+    directions: Tensor | None  # (p, q)
+
+    def predict(self, X: Any) -> Tensor:  # (n, p) float64
+        dense = X.toarray() if hasattr(X, "toarray") and not get_tags(self.estimator).input_tags.sparse else X
+        predicted = np.asarray(self.estimator.predict(dense), dtype=np.float64).reshape(len(dense) if not hasattr(dense, "shape") else dense.shape[0], -1)
+        z = torch.from_numpy(predicted).to(self.mean)
+        return self.mean + (z if self.directions is None else z @ self.directions.T)
+
+    def state(self) -> State:
+        return {"mean": self.mean} | ({} if self.directions is None else {"directions": self.directions})
+
+    def write_files(self, folder: Path) -> None:
+        import_extra("skops.io", "scikit").dump(self.estimator, folder / FILE)

@@ -1,0 +1,174 @@
+"""A weighted sum of regressors: as all predict the same coordinates, the best weights are a least-squares problem."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Generator, Tensor
+
+from dsokr.errors import InputError, check_choice, check_number
+from dsokr.outputs import count, take
+from dsokr.regressors.base import Device, Fitted, OutOfFold, Reads, Regressor, Score, State, Targets, Validation
+from dsokr.regressors.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Stack(Regressor):
+    """g(x) = Σ_k w_k g_k(x) with w ≥ 0 that minimises Σ_i ‖Σ_k w_k g_k^{−i}(x_i) − ψ̃(y_i)‖².
+
+    g_k^{−i} was learned without the pair i: out of fold, out of bag or leaving it out, whichever costs a member least.
+    So a stack is never worse than its best member on pairs it has not seen, as far as these can tell. Members of weight
+    zero are dropped. ``folds`` is the number of folds, or a share of the pairs to hold out once, for members that take
+    long. With ``weights="equal"`` the stack is the plain mean: of networks over seeds, say.
+
+    Regression shrinks predictions towards their mean, which favours frequent outputs. The ``contrast`` c in
+    mean + c (g(x) − mean) undoes that; of several, the one whose decoded outputs are best is kept.
+
+    >>> from dsokr.regressors import Forest, KernelRidge
+    >>> Stack((Forest(), KernelRidge())).folds
+    5
+    """
+
+    members: tuple[Regressor, ...]
+    folds: float = 5
+    weights: Literal["learned", "equal"] = "learned"
+    contrast: float | tuple[float, ...] = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", tuple(self.members))
+        check_choice(self, "weights", ("learned", "equal"))
+        check_number(self, "folds", "a number of folds, at least 2, or a share in (0, 1)", 0 < self.folds != 1)
+        if not self.members or not all(isinstance(member, Regressor) for member in self.members):
+            raise InputError(f"Stack.members must be regressors, such as Forest(). Got {self.members!r:.80}.")
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override] # a constant elsewhere
+        kinds = {member.reads for member in self.members}
+        return kinds.pop() if len(kinds) == 1 else "both"
+
+    def fit(
+        self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
+    ) -> FittedStack:
+        """Fit every member; weigh them on the validation pairs, if there are any, or out of fold."""
+        n = len(targets.coordinates)
+        folds = [] if validation is not None else list(make_folds(n, self.folds, seed))
+        rows = torch.cat(folds).sort().values if folds else torch.empty(0, dtype=torch.long)
+        fits: list[Fitted] = []
+        predictions, tried = [], []
+        for number, member in enumerate(self.members):
+            started, own = time.perf_counter(), self._input_of(member, X)
+            if validation is not None:
+                held_out = self._input_of(member, validation[0])
+                fitted = member.fit(own, targets, (held_out, validation[1]), seed=seed + number, device=device)
+                z = fitted.predict(held_out)
+            else:
+                fitted, z = member.fit_out_of_fold(own, targets, folds, seed=seed + number, device=device)
+                z = z[rows]
+            fits.append(fitted)
+            predictions.append(z.cpu())
+            tried.append({"regressor": str(member), "seconds": time.perf_counter() - started})
+        truth = validation[1] if validation is not None else targets.take(rows)
+        weights = self._weigh(predictions, truth)
+        z = sum(w * p for w, p in zip(weights.tolist(), predictions, strict=True))
+        for row, weight, own_z in zip(tried, weights.tolist(), predictions, strict=True):
+            row |= {"weight": weight, "explained": explained(own_z, truth)}
+        tried.append({"regressor": "the stack", "explained": explained(z, truth)})
+        kept = tuple((member, fit, w) for member, fit, w in zip(self.members, fits, weights.tolist(), strict=True) if w > 0)
+        contrasts = self.contrast if isinstance(self.contrast, tuple) else (self.contrast,)
+        out_of_fold = OutOfFold(rows, z.to(device)) if folds else None
+        return FittedStack(kept, targets.mean(), contrasts, tried, out_of_fold)
+
+    def _input_of(self, member: Regressor, X: Any) -> Any:
+        return X.read_by(member.reads) if isinstance(X, Inputs) else X
+
+    def _weigh(self, predictions: list[Tensor], truth: Targets) -> Tensor:  # (members,)
+        if self.weights == "equal":
+            return torch.full((len(predictions),), 1 / len(predictions), dtype=torch.float64)
+        return solve_weights(predictions, truth)
+
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedStack:
+        kept = []
+        for number, saved in state["members"].items():
+            member = self.members[saved["member"]]
+            fitted = member.restore(saved["state"], folder / number, p, device)
+            kept.append((member, fitted, saved["weight"]))
+        return FittedStack(tuple(kept), state["mean"].to(device), (state["contrast"],), state["tried"])
+
+
+def solve_weights(predictions: list[Tensor], truth: Targets) -> Tensor:  # (members,)
+    """The weights w ≥ 0 that minimise Σ_i s_i ‖Σ_k w_k z_ki − ψ̃(y_i)‖², by the normal equations."""
+    s, goal = truth.weighted().cpu()[:, None], truth.coordinates.cpu()
+    gram = np.array([[(s * a * b).sum().item() for b in predictions] for a in predictions])
+    right = np.array([(s * a * goal).sum().item() for a in predictions])
+    values, vectors = np.linalg.eigh(gram)  # G = AᵀA with A = D^{1/2} Vᵀ, and Aᵀb = right
+    keep = values > values[-1] * 1e-14
+    root = np.sqrt(values[keep])[:, None] * vectors[:, keep].T
+    solution = nnls(root, vectors[:, keep].T @ right / np.sqrt(values[keep]))[0]
+    return torch.from_numpy(solution if solution.any() else np.full(len(solution), 1 / len(solution)))
+
+
+def explained(z: Tensor, truth: Targets) -> float:
+    """The share of the variance of the coordinates that predictions explain, R²."""
+    s, goal = truth.weighted().cpu(), truth.coordinates.cpu()
+    total = s @ (goal - truth.mean().cpu()).square().sum(dim=1)
+    return 1 - (s @ (z - goal).square().sum(dim=1) / total).item() if total > 0 else 0.0
+
+
+def make_folds(n: int, folds: float, seed: int) -> Iterator[Tensor]:
+    """Split n positions into random folds of nearly one size; a share below one is the single fold that is held out."""
+    order = torch.randperm(n, generator=Generator().manual_seed(seed))
+    if folds < 1:
+        yield order[: max(1, round(folds * n))]
+    else:
+        yield from (fold for fold in order.tensor_split(min(int(folds), n)))
+
+
+@dataclass(frozen=True, eq=False)
+class FittedStack(Fitted):
+    """mean + c (Σ_k w_k g_k(x) − mean)."""
+
+    members: tuple[tuple[Regressor, Fitted, float], ...]  # with their weights
+    mean: Tensor  # (p,), of the targets
+    contrasts: tuple[float, ...] = (1.0,)  # the first is used
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    out_of_fold: OutOfFold | None = None
+
+    def predict(self, X: Any) -> Tensor:  # (n, p) float64
+        z = torch.zeros(1, dtype=torch.float64, device=self.mean.device)
+        for member, fitted, weight in self.members:
+            z = z + weight * fitted.predict(X.read_by(member.reads) if isinstance(X, Inputs) else X)
+        return self._stretch(z)
+
+    def _stretch(self, z: Tensor) -> Tensor:
+        return z if self.contrasts[0] == 1 else self.mean + self.contrasts[0] * (z - self.mean)
+
+    def alternatives(self) -> tuple[FittedStack, ...]:
+        return tuple(replace(self, contrasts=(contrast,)) for contrast in self.contrasts)
+
+    def predict_out_of_fold(self) -> OutOfFold | None:
+        held = self.out_of_fold
+        return None if held is None else OutOfFold(held.rows, self._stretch(held.coordinates))
+
+    def state(self) -> State:
+        members = {
+            str(number): {"member": number, "weight": weight, "state": fitted.state()}
+            for number, (_, fitted, weight) in enumerate(self.members)
+        }
+        return {"members": members, "mean": self.mean, "contrast": self.contrasts[0], "tried": self.tried}
+
+    def write_files(self, folder: Path) -> None:
+        for number, (_, fitted, _) in enumerate(self.members):
+            (folder / str(number)).mkdir()
+            fitted.write_files(folder / str(number))
+            if not any((folder / str(number)).iterdir()):
+                (folder / str(number)).rmdir()
+
+    def report(self) -> list[dict[str, Any]]:
+        return self.tried
