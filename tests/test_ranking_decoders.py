@@ -124,7 +124,6 @@ def test_kemeny_by_moves_lies_between_candidates_and_bound(kernel):
 def test_kemeny_does_not_depend_on_blocks_and_threads(monkeypatch):
     basis, z, known = make_problem(kernels.Kemeny(), rankings(80, 7))
     expected = decoders.Kemeny().decode(basis, z, known)
-    monkeypatch.setattr("dsokr.decoders.rankings.ENTRIES", 5 * 7 * 7)
     monkeypatch.setattr("dsokr.decoders.rankings.SHARE", 2)
     monkeypatch.setattr("torch.get_num_threads", lambda: 3)
     np.testing.assert_array_equal(decoders.Kemeny().decode(basis, z, known).outputs, expected.outputs)

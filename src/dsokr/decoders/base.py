@@ -52,8 +52,7 @@ class Decoder(ABC):
         """The rule by which this decoder compares outputs, see :mod:`dsokr.rules`."""
         rule: Rule | Literal["auto"] = getattr(self, "rule", "kernel")
         if rule == "auto":
-            name = type(self).__name__
-            raise InputError(f"{name}(rule='auto') is chosen by fit. Name a rule to decode without fitting.")
+            raise InputError(f"{type(self).__name__}(rule='auto') is chosen by fit. Name a rule to decode without it.")
         return rule
 
     def alternatives(self) -> tuple[Decoder, ...]:

@@ -113,9 +113,8 @@ class Gradient(Decoder):
     @torch.inference_mode(False)
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         rows, width = known.outputs.to(z), basis.anchors.shape[1]
-        if rows.shape[1] != width:
-            got = f"Got {rows.shape[1]}."
-            raise InputError(f"Candidates must have {width} coordinates, as the outputs of the basis. {got}")
+        if (got := rows.shape[1]) != width:
+            raise InputError(f"Candidates must have {width} coordinates, as the outputs of the basis. Got {got}.")
         if isinstance(basis.kernel, Linear) and self.rule == "kernel":
             y = self._project(combine_anchors(basis, z) @ basis.anchors)
             return y, prepare_score(basis, z, self.rule)(y)

@@ -121,8 +121,8 @@ def map_arrays(folder: Path, head: Head) -> Arrays:
 def _map(file: Path, dtype: str, head: Head) -> Tensor:
     size, expected = file.stat().st_size if file.is_file() else 0, head.sizes[file.name]
     if size != expected:
-        found = f"{file} has {size:,} of {expected:,} bytes"
-        raise ModelFolderError(f"The index is damaged: {found}. Build it again, with --restart.")
+        found = f"{size:,} of {expected:,} bytes"
+        raise ModelFolderError(f"The index is damaged: {file} has {found}. Build it again, with --restart.")
     return torch.from_numpy(np.memmap(file, dtype, mode="c"))  # "c": torch warns of memory that is read-only
 
 
@@ -188,10 +188,8 @@ class CandidateIndex:
         z = self._check(z)
         scan = Scan(z, k, rule)
         block = max(1, min(SCORES // max(1, min(len(z), QUERIES)), NUMBERS // self.head.dim))
-        psi, diag, squared = self.arrays[:3]
         for start in range(0, len(self), block):
-            where = slice(start, start + block)
-            scan.add(psi[where], diag[where], squared[where])
+            scan.add(*(part[start : start + block] for part in self.arrays[:3]))
         return scan.ranking()
 
     def cosines(self, z: Tensor, indices: Tensor) -> Tensor:  # (n, k)
