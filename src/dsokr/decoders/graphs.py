@@ -68,9 +68,8 @@ class GraphSearch(Decoder):
         rule = self.scoring_rule()
         nearest = known.top(z, self.starts, rule)
         found = self._search(basis, z, nearest.indices, known.outputs)
-        graphs = found.graphs if isinstance(known.outputs, GraphBatch) else list(found.graphs)
         # the search follows the paper's rule and may drop what another rule prefers: the best candidate
-        return choose_best(z, known, nearest, graphs, found.owners, rule)
+        return choose_best(z, known, nearest, found.graphs, found.owners, rule)
 
     def _search(self, basis: SketchedBasis, z: Tensor, starts: Tensor, outputs: Outputs) -> Pool:
         """The best graphs for all rows of z, by the paper's rule."""

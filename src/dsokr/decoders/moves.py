@@ -187,11 +187,11 @@ def _list_edits(molecule: Molecule, max_atoms: int) -> None:
 @compiled
 def _append(molecule: Molecule, entries: tuple[Any, ...]) -> None:
     """Append the edit that sets the entries (i, j, value, i, j, value, …)."""
-    edit = molecule.edits[molecule.listed[0]]
-    edit[0] = len(entries) // 3
+    at = molecule.listed[0]
+    molecule.edits[at, 0] = len(entries) // 3
     for k in range(len(entries)):
-        edit[1 + k] = entries[k]
-    molecule.listed[0] += 1
+        molecule.edits[at, 1 + k] = entries[k]
+    molecule.listed[0] = at + 1
 
 
 @compiled
