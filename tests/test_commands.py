@@ -656,7 +656,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         ("report {} --out {}/few.csv/r.html", "few.csv is not a folder."),
         ("report {} --out report.pdf", "Name it .html"),
         ("rank {} {}/vector.csv --out o.csv --candidates {}/few.csv --rule best", "The decoding rule must be one of"),
-        ("serve {} --timeout 0", "seconds must be above 0. Got 0.0."),
+        ("serve {} --timeout 0", "seconds must be positive and finite. Got 0.0."),
     ],
 )
 def test_errors_are_one_sentence(dsokr, folder, tmp_path, monkeypatch, line, message):

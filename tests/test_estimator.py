@@ -275,7 +275,7 @@ def test_refuses_mismatched_validation():
 
 def test_unknown_rule():
     with pytest.raises(
-        InputError, match="Candidates.rule must be one of 'auto', 'kernel', 'projected', 'cosine'. Got 'best'"
+        InputError, match="Candidates.rule must be one of 'kernel', 'projected', 'cosine', 'auto'. Got 'best'"
     ):
         Candidates("best")
 

@@ -114,6 +114,7 @@ class DSOKR(BaseEstimator):
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
         valid_form = form if validation is None else canonical(validation[1])[1]
+        choices = self.decoder.alternatives()
         evaluate = self._evaluation(basis, known, held_out, valid_form, regressor)
         fitted = regressor.fit(
             train[0],
@@ -121,11 +122,10 @@ class DSOKR(BaseEstimator):
             None if held_out is None else (held_out[0], Targets(*basis.embed_with_residual(held_out[1]))),
             seed=seed,
             device=device,
-            score=None if regressor.monitor == "loss" else lambda z: max(map(partial(evaluate, z), self._choices())),
+            score=None if regressor.monitor == "loss" else lambda z: max(map(partial(evaluate, z), choices)),
         )
 
         # 2. Inference: validation decides what the decoder leaves open.
-        choices = self._choices()
         if len(choices) > 1 and held_out is not None:
             choices = (max(choices, key=partial(evaluate, fitted.predict(held_out[0]))),)
         self.basis_, self.known_ = basis, known
@@ -328,9 +328,6 @@ class DSOKR(BaseEstimator):
         train, valid = order[held_out:], order[:held_out]
         return (take(X, train), take(Y, train)), (take(X, valid), take(Y, valid))
 
-    def _choices(self) -> tuple[Decoder, ...]:
-        return self.decoder.alternatives()
-
     def _evaluation(
         self, basis: SketchedBasis, known: EmbeddedOutputs, held_out: Any, form: Form, regressor: Regressor
     ) -> Callable[[Tensor, Decoder], float]:
@@ -353,14 +350,7 @@ class DSOKR(BaseEstimator):
 
 
 def _as_regressor(regressor: Any) -> Regressor:
-    if isinstance(regressor, Regressor):
-        return regressor
-    if isinstance(regressor, nn.Module) or not callable(regressor):
-        raise InputError(
-            "regressor must be a Regressor, such as regressors.KernelRidge(...), or a function from p to a torch "
-            f"module, such as networks.MLP(): p is known only once the basis is. Got {type(regressor).__name__}."
-        )
-    return Neural(regressor)
+    return regressor if isinstance(regressor, Regressor) else Neural(regressor)
 
 
 def _is_raw(X: Any) -> bool:

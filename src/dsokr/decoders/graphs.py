@@ -15,14 +15,14 @@ from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.moves import Molecules, Moves
 from dsokr.decoders.scan import EmbeddedOutputs
-from dsokr.errors import InputError, check_choice, check_integers
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import FeatureKernel, Kernel
 from dsokr.kernels.features import Postings
 from dsokr.kernels.graphs import refinements
 from dsokr.kernels.hashing import find, mix, pair
 from dsokr.outputs import Outputs, take
-from dsokr.rules import RULES, Rule
+from dsokr.rules import Rule
 
 SMALL_MOLECULES = Molecules()
 TOGETHER = 64  # rows of coordinates that a thread searches side by side
@@ -52,10 +52,7 @@ class GraphSearch(Decoder):
     budget: int = 4_000
 
     def __post_init__(self) -> None:
-        check_choice(self, "rule", ("auto", *RULES))
-        check_integers(self, starts=1, beam=1, budget=1)
-        if not isinstance(self.moves, Moves):
-            raise InputError(f"GraphSearch.moves must have a method neighbors(graphs). Got {self.moves!r}.")
+        check_fields(self, starts=1, beam=1, budget=1)
 
     def check(self, kernel: Kernel) -> None:
         if not isinstance(kernel, FeatureKernel):

@@ -15,7 +15,7 @@ from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.decoders.vectors import is_defined_at_zero
-from dsokr.errors import InputError, check_integers
+from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial, Tanimoto
 from dsokr.outputs import Form, Outputs, take
 
@@ -55,7 +55,7 @@ class LabelSet(Decoder):
     kernels = (Tanimoto, Linear, Gaussian, Laplacian, Cosine, Polynomial)  # on sets: functions of |a|, |y| and |a ∩ y|
 
     def __post_init__(self) -> None:
-        check_integers(self, starts=1)
+        check_fields(self, starts=1)
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         check_binary(outputs, "outputs")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from dsokr.compute import compiled
-from dsokr.errors import InputError, check_integers
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import GraphBatch
 
 WIDTH = 1 + 3 * 6  # of an edit: it sets up to six entries
@@ -53,7 +53,7 @@ class Molecules:
     max_atoms: int = 9
 
     def __post_init__(self) -> None:
-        check_integers(self, max_atoms=1)
+        check_fields(self, max_atoms=1)
         if not self.valences or any(valence < 1 for _, valence in self.valences):
             raise InputError(f"Molecules.valences must give elements positive valences. Got {self.valences}.")
 

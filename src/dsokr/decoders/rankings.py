@@ -19,7 +19,7 @@ from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
-from dsokr.errors import InputError, check_integers, check_number
+from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Kernel, Normalized, Scaled
 from dsokr.kernels.rankings import RankingKernel
 from dsokr.outputs import Outputs
@@ -162,8 +162,7 @@ class Kemeny(RankingDecoder):
     exact_up_to: int = 16
 
     def __post_init__(self) -> None:
-        check_integers(self, exact_up_to=1)
-        check_number(self, "exact_up_to", f"at most {LARGEST}", self.exact_up_to <= LARGEST)
+        check_fields(self, exact_up_to=f"[1, {LARGEST}]")
 
     def bound(self, basis: SketchedBasis, z: Tensor) -> Tensor:  # (n,)
         """Scores that no full ranking exceeds: those of a ranking with all pairs of items in the order w prefers.

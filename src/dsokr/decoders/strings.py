@@ -17,13 +17,13 @@ from dsokr.compute import run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.decoders.string_search import NGramObjective, Pool, search
-from dsokr.errors import InputError, check_choice, check_integers, check_number
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import starts_of
 from dsokr.kernels import Kernel
 from dsokr.kernels.hashing import build_table
 from dsokr.kernels.strings import encode
 from dsokr.outputs import Outputs, take
-from dsokr.rules import RULES, Rule
+from dsokr.rules import Rule
 
 MARGIN = 2  # letters by which an answer may be longer than all known strings
 ROWS = 256  # rows of coordinates decoded at once
@@ -74,10 +74,7 @@ class NGram(Decoder):
     rule: Rule = "kernel"
 
     def __post_init__(self) -> None:
-        limits = {name: 0 for name in ("shortest", "longest") if getattr(self, name) is not None}
-        check_integers(self, beam=1, starts=1, **limits)
-        check_number(self, "length_prior", "finite and not negative", 0 <= self.length_prior < np.inf)
-        check_choice(self, "rule", RULES)
+        check_fields(self, beam=1, starts=1, shortest=0, longest=0, length_prior=0)
 
     def check(self, kernel: Kernel) -> None:
         if not isinstance(_plain(kernel), kernels.NGram):

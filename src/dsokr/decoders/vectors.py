@@ -11,10 +11,10 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors
 from dsokr.basis import SketchedBasis
 from dsokr.decoders.base import Decoder, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
-from dsokr.errors import InputError, KernelError, check_choice, check_integers
+from dsokr.errors import InputError, KernelError, check_fields
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial
 from dsokr.outputs import Form, Outputs
-from dsokr.rules import RULES, Rule, score_pairs
+from dsokr.rules import Rule, score_pairs
 
 POINTS = 1024  # vectors moved at once
 CONVERGED = 1e-12  # ascent stops when all steps are shorter than this share of the outputs' spread
@@ -98,10 +98,7 @@ class Gradient(Decoder):
     kernels = (Linear, Cosine, Gaussian, Laplacian, Polynomial)
 
     def __post_init__(self) -> None:
-        check_integers(self, steps=1, starts=1)
-        check_choice(self, "rule", RULES)
-        if not isinstance(self.constraint, Box | Simplex | None):
-            raise InputError(f"Gradient.constraint must be None, Box(low, high) or Simplex(). Got {self.constraint!r}.")
+        check_fields(self, steps=1, starts=1)
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         if not isinstance(outputs, Tensor) or not form.is_real:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
-from dsokr.errors import InputError, check_choice, check_number
+from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, as_outputs, blocks, count
 from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, Targets, Validation
@@ -46,16 +45,9 @@ class KernelRidge(Regressor):
     monitor: Monitor = "loss"
 
     def __post_init__(self) -> None:
-        for name, kind in (("kernel", Kernel), ("sketch", SketchSpec)):
-            if not isinstance(getattr(self, name), kind):
-                raise InputError(f"KernelRidge.{name} must be a {kind.__name__}. Got {getattr(self, name)!r}.")
-        if not self.penalties or not all(0 < penalty < math.inf for penalty in self.penalties):
-            raise InputError(
-                f"KernelRidge.regularization must be a positive number, or several. Got {self.regularization!r}."
-            )
-        check_number(self, "validation_fraction", "in [0, 1)", 0 <= self.validation_fraction < 1)
-        if not callable(self.monitor):
-            check_choice(self, "monitor", ("loss", "mrr"))
+        check_fields(self, regularization="(0, inf)", validation_fraction="[0, 1)")
+        if not self.penalties:
+            raise InputError("KernelRidge.regularization must be positive. Got no number.")
 
     @property
     def penalties(self) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dsokr.compute import seeded
-from dsokr.errors import Interrupted, TrainingError, check_choice, check_integers, check_number
+from dsokr.errors import Interrupted, TrainingError, check_fields
 from dsokr.files import fingerprint
 from dsokr.losses import Objective
 from dsokr.regressors.base import History, Monitor, Score
@@ -63,29 +63,25 @@ class Training:
     patience: int | None = 10  # validations without improvement before stopping; None: never stop early
     check_every: int = 1  # epochs between validations
     keep_data_on_device: bool = True  # False: inputs and targets stay in main memory, batches are moved one by one
-    folder: str | None = None
+    folder: str | Path | None = None
     keep_state: bool = False  # keep last.ckpt of a finished training: the same fit again returns at once
     progress: bool | Literal["auto"] = "auto"  # auto: a bar in a terminal, a line now and then in a log
     logger: Any = None  # any Lightning logger
     trainer: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further arguments of Lightning's Trainer
 
     def __post_init__(self) -> None:
-        check_integers(self, epochs=1, batch_size=1, warmup_steps=0, check_every=1)
-        if self.patience is not None:
-            check_integers(self, patience=1)
-        check_number(self, "learning_rate", "positive and finite", 0 < self.learning_rate < math.inf)
-        check_number(self, "weight_decay", "at least 0 and finite", 0 <= self.weight_decay < math.inf)
-        check_number(self, "validation_fraction", "in [0, 1)", 0 <= self.validation_fraction < 1)
-        if self.gradient_clip is not None:
-            check_number(self, "gradient_clip", "positive and finite, or None", 0 < self.gradient_clip < math.inf)
-        check_choice(self, "optimizer", ("adam", "adamw"))
-        check_choice(self, "schedule", ("constant", "linear"))
-        check_choice(self, "precision", ("32-true", "bf16-mixed", "16-mixed"))
-        check_choice(self, "progress", (True, False, "auto"))
-        for name in ("standardize", "keep_data_on_device", "keep_state"):
-            check_choice(self, name, (True, False))
-        if not callable(self.monitor):
-            check_choice(self, "monitor", ("loss", "mrr"))
+        check_fields(
+            self,
+            epochs=1,
+            batch_size=1,
+            warmup_steps=0,
+            check_every=1,
+            patience=1,
+            learning_rate="(0, inf)",
+            weight_decay=0,
+            gradient_clip="(0, inf)",
+            validation_fraction="[0, 1)",
+        )
 
 
 def train(
