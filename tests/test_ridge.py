@@ -126,7 +126,7 @@ def test_any_inputs_saved_and_loaded(tmp_path, kernel, X, sketch):
     fitted = regressor.fit(X, targets, seed=0, device=CPU)
     z = fitted.predict(X)
     assert z.shape == (24, 5) and z.dtype == torch.float64
-    restored = regressor.restore(fitted.state(), fitted.facts(), tmp_path, 5, CPU)
+    restored = regressor.restore(fitted.state(), tmp_path, 5, CPU)
     assert torch.equal(restored.predict(X), z) and restored.regularization == 1e-4
 
     model = DSOKR(kernels.NGram(2).normalized(), sketches.Full(), regressor, random_state=0, device="cpu").fit(X, WORDS)

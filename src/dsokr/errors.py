@@ -66,12 +66,14 @@ def check_fields(owner: Any, **intervals: str | int) -> None:
     """Check that the fields of a dataclass have the types of their annotations, and numbers lie in their intervals.
 
     An interval is written as ``"(0, 1]"``, or as the least number there may be, and holds for each number of a tuple.
-    Checked are numbers, truth values, texts, literals, classes of this package, and tuples and unions of them.
+    Integers are at least 1 and other numbers at least 0 if nothing is said. Checked are numbers, truth values, texts,
+    literals, classes of this package, and tuples and unions of them.
     """
     hints = _read_hints(type(owner))  # type: ignore[arg-type] # every class is hashable
     for field in dataclasses.fields(owner):
-        value, interval = getattr(owner, field.name), intervals.get(field.name, "(-inf, inf)")
-        interval = interval if isinstance(interval, str) else f"[{interval}, inf)"
+        value, given = getattr(owner, field.name), intervals.get(field.name)
+        least = given if given is not None else int("int" in str(hints[field.name]))
+        interval = least if isinstance(least, str) else f"[{least}, inf)"
         if not any(_fits(value, hint, interval) for hint in hints[field.name]):
             expected = ", or ".join(dict.fromkeys(_describe(hint, interval) for hint in hints[field.name]))
             raise InputError(f"{type(owner).__name__}.{field.name} must be {expected}. Got {value!r:.80}.")
@@ -120,9 +122,8 @@ def _describe(hint: Any, interval: str) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(repr, get_args(hint)))}"
     if hint is int:
-        least = int(float(interval[1:-6])) + (interval[0] == "(") if interval.endswith(", inf)") else None
-        return f"an integer in {interval}" if least is None else f"an integer of at least {least}"
-    words = {"(0, inf)": "positive and finite", "[0, inf)": "at least 0 and finite", "(-inf, inf)": "a finite number"}
+        return f"an integer of at least {interval[1:-6]}" if "inf" in interval else f"an integer in {interval}"
+    words = {"(0, inf)": "positive and finite", "[0, inf)": "at least 0 and finite"}
     names = {float: words.get(interval, f"in {interval}"), str: "a text", NoneType: "None"}
     return names.get(hint) or ("a function" if get_origin(hint) else f"a {hint.__name__}")
 

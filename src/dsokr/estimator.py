@@ -25,7 +25,7 @@ from dsokr.kernels import Kernel
 from dsokr.outputs import Form, Outputs, as_outputs, blocks, canonical, count, positions, take
 from dsokr.regressors import Neural, Regressor, Targets, networks
 from dsokr.rules import score
-from dsokr.saving import pack_outputs, read_model, read_part, unpack_outputs, write_model, write_part
+from dsokr.saving import pack, read_model, read_part, unpack, write_model, write_part
 from dsokr.sketches import SketchSpec
 
 PARTS = {  # parts of a model, and the modules that name what they are made of
@@ -39,6 +39,7 @@ EXAMPLES = {
     "sketch": (SketchSpec, "sketches.SubSample(100)"),
     "decoder": (Decoder, "decoders.Candidates()"),
 }
+OF_INPUTS = ("n_features_in_", "feature_names_in_")  # what scikit-learn records of the columns of X
 NetworkFactory = Callable[[int], nn.Module]
 
 
@@ -169,12 +170,9 @@ class DSOKR(BaseEstimator):
         Nothing is pickled. ``write_further`` may add files to the folder it is called with: all appear at once.
         """
         check_is_fitted(self, "regressor_")
-        tensors = {f"regressor.{name}": tensor for name, tensor in self.regressor_.state().items()}
-        tensors["basis.projection"] = self.basis_.projection
-        if self.basis_.weights is not None:
-            tensors["basis.weights"] = self.basis_.weights
-        given = self.get_params(deep=False)
-        made = {"kernel": self.basis_.kernel, "decoder": self.decoder_, "regressor": _as_regressor(self.regressor)}
+        given, basis = self.get_params(deep=False), self.basis_
+        tensors: dict[str, Tensor] = {}
+        made = {"kernel": basis.kernel, "decoder": self.decoder_, "regressor": _as_regressor(self.regressor)}
         parts = {name: write_part((given | made)[name], *modules) for name, modules in PARTS.items()}
         config = {
             "parts": parts,
@@ -184,13 +182,13 @@ class DSOKR(BaseEstimator):
             "rule": getattr(self.decoder, "rule", None),  # before validation chose
             "own_candidates": getattr(self.decoder, "outputs", None) is not None,
             "form": asdict(self.known_.form),
-            "anchors": pack_outputs(self.basis_.anchors, "anchors", tensors),
-            "known": pack_outputs(self.known_.outputs, "known", tensors),
-            "regressor": self.regressor_.facts(),
             "history": asdict(self.history_),
-            "n_features_in": getattr(self, "n_features_in_", None),
-            "feature_names_in": getattr(self, "feature_names_in_", np.array([])).tolist(),
+            "inputs": {name: np.asarray(vars(self)[name]).tolist() for name in OF_INPUTS if hasattr(self, name)},
         }
+        for name in ("anchors", "weights", "projection"):
+            config[name] = pack(getattr(basis, name), name, tensors)
+        config["known"] = pack(self.known_.outputs, "known", tensors)
+        config["regressor"] = pack(self.regressor_.state(), "regressor", tensors)
 
         def write_files(draft: Path) -> None:
             (draft / "network").mkdir()
@@ -199,7 +197,7 @@ class DSOKR(BaseEstimator):
                 (draft / "network").rmdir()
             write_further(draft)
 
-        facts = {"basis dimension p": self.basis_.dim, "candidates": len(self.known_), **self._summarize_history()}
+        facts = {"basis dimension p": basis.dim, "candidates": len(self.known_), **self._summarize_history()}
         write_model(Path(folder), config, tensors, facts, write_files)
 
     def _summarize_history(self) -> dict[str, str]:
@@ -242,24 +240,22 @@ class DSOKR(BaseEstimator):
             for name, modules in PARTS.items()
         }
         model, where = cls(**parts, **config["parameters"], device=device), resolve_device(device)
-        anchors = unpack_outputs(config["anchors"], "anchors", tensors)
-        basis = SketchedBasis(model.kernel, anchors, tensors.get("basis.weights"), tensors["basis.projection"])
-        model.basis_ = basis.to(where)
-        form = Form.from_json(config["form"])
-        model.known_ = EmbeddedOutputs(model.basis_, unpack_outputs(config["known"], "known", tensors), form=form)
+        names = ("anchors", "weights", "projection", "known", "regressor")
+        *basis, known, state = (unpack(config[name], name, tensors) for name in names)
+        if count(basis[0]) != (basis[2] if basis[1] is None else basis[1]).shape[1]:
+            raise ValueError("the anchors do not fit the projection")
+        model.basis_, form = SketchedBasis(model.kernel, *basis).to(where), Form.from_json(config["form"])
+        model.known_ = EmbeddedOutputs(model.basis_, known, form=form)
         model.decoder_ = model.decoder.alternatives()[0]
         if isinstance(model.decoder, Candidates) and config["own_candidates"]:
             model.decoder = replace(model.decoder, outputs=form.restore(model.known_.outputs))
         if config["rule"] is not None and "decoder" not in given:
             model.decoder = replace(model.decoder, rule=config["rule"])  # type: ignore[type-var] # it has one
-        state = {name.removeprefix("regressor."): t for name, t in tensors.items() if name.startswith("regressor.")}
         regressor = _as_regressor(model.regressor)
-        model.regressor_ = regressor.restore(state, config["regressor"], folder / "network", basis.dim, where)
+        model.regressor_ = regressor.restore(state, folder / "network", model.basis_.dim, where)
         model.history_ = model.regressor_.history = regressors.History(**config["history"])
-        if config["n_features_in"] is not None:
-            model.n_features_in_ = config["n_features_in"]
-        if config["feature_names_in"]:
-            model.feature_names_in_ = np.array(config["feature_names_in"], dtype=object)
+        for name, value in config["inputs"].items():
+            setattr(model, name, np.array(value, dtype=object) if isinstance(value, list) else value)
         return model
 
     def __sklearn_tags__(self) -> Tags:
@@ -289,7 +285,7 @@ class DSOKR(BaseEstimator):
     def _check_inputs(self, X: Any, reset: bool) -> Any:
         """Arrays are checked as scikit-learn does, tensors for NaN; other collections are the regressor's affair."""
         if reset:
-            for name in ("n_features_in_", "feature_names_in_"):
+            for name in OF_INPUTS:
                 self.__dict__.pop(name, None)
         if isinstance(X, Tensor):
             self._check_tensor(X, reset)

@@ -56,12 +56,6 @@ class SizeCurve:
     def mean(self) -> Tensor:  # (sizes,)
         return self.values.mean(dim=0)
 
-    def shortfall(self) -> Tensor:  # (sizes,)
-        """How far each size is from the best one, as a share of the distance between the best and the worst."""
-        loss = -self.mean() if self.larger_is_better else self.mean()
-        spread = loss.max() - loss.min()
-        return (loss - loss.min()) / spread if spread > 0 else torch.zeros_like(loss)
-
 
 def perfect_h(
     kernel: Kernel,
@@ -136,5 +130,6 @@ def choose_size(curve: SizeCurve, tolerance: float = 0.01) -> int:
     if len(wrong):
         at = int(wrong[0])
         raise InputError(f"Sizes are compared by finite values. Got {curve.mean()[at]:g} at size {curve.sizes[at]}.")
-    good = curve.shortfall() <= tolerance
+    loss = -curve.mean() if curve.larger_is_better else curve.mean()
+    good = loss - loss.min() <= tolerance * (loss.max() - loss.min())
     return curve.sizes[int(good.nonzero()[0])]

@@ -48,7 +48,7 @@ class SketchSpec(ABC):
         """Draw R for n outputs. ``gram`` gives kernel values between them, for sketches that depend on the outputs."""
 
     def _check(self, n: int) -> None:
-        check_fields(self, size=1)
+        check_fields(self)
         if self.size is not None and self.size > n:
             name = type(self).__name__
             raise InputError(f"{name}.size must be at most the number of outputs. Got size={self.size} and n={n}.")
@@ -121,7 +121,7 @@ class Sparsified(SketchSpec):
     entries: Literal["rademacher", "gaussian"] = "rademacher"
 
     def __post_init__(self) -> None:
-        check_fields(self, size=1, density="(0, 1]")
+        check_fields(self, density="(0, 1]")
 
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
         self._check(n)

@@ -221,7 +221,7 @@ class Image(Kind):
     mode: str = ""  # L: grey; RGB: colours
 
     def __post_init__(self) -> None:
-        check_fields(self, side=1)
+        check_fields(self)
 
     def adapt(self, cells: Sequence[str]) -> Image:
         modes = {picture.mode for picture in _parse_good(load_picture, cells[:200])}

@@ -52,7 +52,7 @@ class GraphSearch(Decoder):
     budget: int = 4_000
 
     def __post_init__(self) -> None:
-        check_fields(self, starts=1, beam=1, budget=1)
+        check_fields(self)
 
     def check(self, kernel: Kernel) -> None:
         if not isinstance(kernel, FeatureKernel):

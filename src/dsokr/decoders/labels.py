@@ -55,7 +55,7 @@ class LabelSet(Decoder):
     kernels = (Tanimoto, Linear, Gaussian, Laplacian, Cosine, Polynomial)  # on sets: functions of |a|, |y| and |a ∩ y|
 
     def __post_init__(self) -> None:
-        check_fields(self, starts=1)
+        check_fields(self)
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         check_binary(outputs, "outputs")

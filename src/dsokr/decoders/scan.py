@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from dsokr.basis import BLOCK, SketchedBasis
 from dsokr.errors import InputError, check_k
-from dsokr.metrics.retrieval import check_truth
+from dsokr.metrics.scores import check_truth
 from dsokr.outputs import Form, blocks, canonical, count, take
 from dsokr.rules import SAMPLE, TINY, Rule, Ties, affine, check_rule, constant, score, score_pairs
 

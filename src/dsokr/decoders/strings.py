@@ -74,7 +74,7 @@ class NGram(Decoder):
     rule: Rule = "kernel"
 
     def __post_init__(self) -> None:
-        check_fields(self, beam=1, starts=1, shortest=0, longest=0, length_prior=0)
+        check_fields(self, shortest=0, longest=0)
 
     def check(self, kernel: Kernel) -> None:
         if not isinstance(_plain(kernel), kernels.NGram):

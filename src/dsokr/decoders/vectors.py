@@ -98,7 +98,7 @@ class Gradient(Decoder):
     kernels = (Linear, Cosine, Gaussian, Laplacian, Polynomial)
 
     def __post_init__(self) -> None:
-        check_fields(self, steps=1, starts=1)
+        check_fields(self)
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         if not isinstance(outputs, Tensor) or not form.is_real:

@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsokr import files
-from dsokr.basis import SketchedBasis
 from dsokr.decoders.scan import QUERIES, Ranking, Scan, multiply_pairs
 from dsokr.errors import InputError, ModelFolderError, check_k, import_extra
 from dsokr.rules import Rule, affine, as_queries, constant, largest
@@ -40,11 +39,6 @@ SCORES = 2**20  # computed at once in an exact search,
 NUMBERS = 2**24  # from at most this many coordinates of candidates
 PARAMETERS = {"hnsw": "efSearch", "ivfpq": "nprobe"}  # the effort of a FAISS search
 HITS = {"hnsw": 2, "ivfpq": 20}  # times k: how many candidates FAISS finds, to be scored again
-
-
-def fingerprint(basis: SketchedBasis) -> str:
-    """Return a hash of everything that coordinates depend on: an index belongs to one basis."""
-    return files.fingerprint(basis)
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class Polynomial(Kernel):
     offset: float = 1.0
 
     def __post_init__(self) -> None:
-        check_fields(self, degree=1, offset=0)
+        check_fields(self)
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
         return inner(*as_pair(a, b)).add_(self.offset).pow_(self.degree)

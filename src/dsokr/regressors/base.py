@@ -14,6 +14,7 @@ from torch import device as Device
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, larger is better
 Score = Callable[[Tensor], float] | None  # coordinates of the validation inputs (n, p) -> a number, larger is better
 Monitor = Literal["loss", "mrr"] | Metric
+State = dict[str, Any]  # tensors, canonical outputs, what JSON can hold, and dictionaries of them
 
 
 class Targets(NamedTuple):
@@ -60,8 +61,8 @@ class Regressor(ABC):
         """Learn from n inputs and their targets. ``score`` computes the monitor, unless that is the loss."""
 
     @abstractmethod
-    def restore(self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: Device) -> Fitted:
-        """Return what ``Fitted.state``, ``facts`` and ``write_files`` saved; the folder may not exist."""
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> Fitted:
+        """Return what ``Fitted.state`` and ``write_files`` saved; the folder may not exist."""
 
 
 class Fitted(ABC):
@@ -74,12 +75,8 @@ class Fitted(ABC):
         """g(x) for every input."""
 
     @abstractmethod
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         """Everything that was learned."""
-
-    def facts(self) -> dict[str, Any]:
-        """What else is needed to restore it, as JSON."""
-        return {}
 
     def write_files(self, folder: Path) -> None:  # noqa: B027 # most need no files
         """Write what is not a tensor to an empty folder."""

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from dsokr.compute import seeded
 from dsokr.errors import InputError
 from dsokr.losses import Objective, Squared, as_loss
-from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, Targets, Validation
+from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, State, Targets, Validation
 from dsokr.regressors.networks.base import (
     NetworkFactory,
     Standardized,
@@ -76,15 +76,13 @@ class Neural(Regressor):
         history = train(scaled, pairs, held_out, loss, self.training, seed=seed, device=device, score=score)
         return FittedNetwork(scaled, history)
 
-    def restore(
-        self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: Device
-    ) -> FittedNetwork:
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedNetwork:
         factory = self.network
         if folder.is_dir() and hasattr(factory, "from_files"):
             factory = factory.from_files(folder)
         with seeded(0):  # the weights drawn here are replaced at once
             network = Standardized(factory(p), p)
-        network.load_state_dict(state)
+        network.load_state_dict(state["weights"])
         return FittedNetwork(network.to(device).eval(), History())
 
     def _make_pairs(self, network: nn.Module, X: Any, targets: Targets, device: Device) -> TensorDataset:
@@ -103,8 +101,8 @@ class FittedNetwork(Fitted):
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
         return apply_network(self.network, prepare_inputs(self.network, X)).double()
 
-    def state(self) -> dict[str, Tensor]:
-        return self.network.state_dict()
+    def state(self) -> State:
+        return {"weights": self.network.state_dict()}
 
     def write_files(self, folder: Path) -> None:
         call_optional(self.network, "write_files", folder)

@@ -13,8 +13,7 @@ from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
 from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Kernel
 from dsokr.outputs import Outputs, as_outputs, blocks, count
-from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, Targets, Validation
-from dsokr.saving import pack_outputs, unpack_outputs
+from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, State, Targets, Validation
 from dsokr.sketches import Full, SketchSpec
 
 
@@ -85,12 +84,9 @@ class KernelRidge(Regressor):
         best = max(rows, key=lambda row: row.get("val_score", -row["val_loss"]))
         return History(rows, int(best["epoch"]))
 
-    def restore(
-        self, state: dict[str, Tensor], facts: dict[str, Any], folder: Path, p: int, device: Device
-    ) -> FittedRidge:
-        anchors = unpack_outputs(facts["anchors"], "anchors", state)
-        basis = SketchedBasis(self.kernel, anchors, state.get("sketch"), state["projection"])
-        return FittedRidge(basis.to(device), state["weights"].to(device), facts["regularization"])
+    def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedRidge:
+        basis = SketchedBasis(self.kernel, state["anchors"], state["sketch"], state["projection"])
+        return FittedRidge(basis.to(device), state["weights"].to(device), state["regularization"])
 
 
 @dataclass
@@ -105,15 +101,9 @@ class FittedRidge(Fitted):
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
         return self.basis.embed(as_outputs(X, "X")) @ self.weights
 
-    def state(self) -> dict[str, Tensor]:
-        state = {"weights": self.weights, "projection": self.basis.projection}
-        if self.basis.weights is not None:
-            state["sketch"] = self.basis.weights
-        pack_outputs(self.basis.anchors, "anchors", state)
-        return state
-
-    def facts(self) -> dict[str, Any]:
-        return {"anchors": pack_outputs(self.basis.anchors, "anchors", {}), "regularization": self.regularization}
+    def state(self) -> State:
+        parts = {"sketch": self.basis.weights, "projection": self.basis.projection, "anchors": self.basis.anchors}
+        return {"weights": self.weights, "regularization": self.regularization, **parts}
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,18 +70,8 @@ class Training:
     trainer: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further arguments of Lightning's Trainer
 
     def __post_init__(self) -> None:
-        check_fields(
-            self,
-            epochs=1,
-            batch_size=1,
-            warmup_steps=0,
-            check_every=1,
-            patience=1,
-            learning_rate="(0, inf)",
-            weight_decay=0,
-            gradient_clip="(0, inf)",
-            validation_fraction="[0, 1)",
-        )
+        intervals = {"learning_rate": "(0, inf)", "gradient_clip": "(0, inf)", "validation_fraction": "[0, 1)"}
+        check_fields(self, warmup_steps=0, **intervals)
 
 
 def train(

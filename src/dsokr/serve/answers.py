@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Annotated, Any, ClassVar
@@ -42,7 +42,7 @@ class Limits:
     rows: int = 256  # inputs of several requests that are answered together
 
     def __post_init__(self) -> None:
-        check_fields(self, **{field.name: "(0, inf)" for field in fields(self)})
+        check_fields(self, seconds="(0, inf)")
 
 
 class Hit(BaseModel):

@@ -30,7 +30,7 @@ class MLP:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(self, hidden=1, dropout="[0, 1)")
+        check_fields(self, dropout="[0, 1)")
 
     def __call__(self, p: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
@@ -63,7 +63,7 @@ class CNN:
     def __post_init__(self) -> None:
         if not self.channels:
             raise InputError("CNN.channels must name at least one block.")
-        check_fields(self, channels=1, hidden=1, dropout="[0, 1)")
+        check_fields(self, dropout="[0, 1)")
 
     def __call__(self, p: int) -> nn.Module:
         activation = ACTIVATIONS[self.activation]

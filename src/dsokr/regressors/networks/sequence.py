@@ -37,7 +37,7 @@ class CharTransformer:
     longest: int = 256  # characters
 
     def __post_init__(self) -> None:
-        check_fields(self, layers=1, width=1, heads=1, longest=1, dropout="[0, 1)")
+        check_fields(self, dropout="[0, 1)")
         if self.width % self.heads:
             raise InputError(
                 f"CharTransformer.width must be a multiple of its heads. Got width={self.width} and heads={self.heads}."

@@ -57,7 +57,7 @@ class TextEncoder:
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, max_length=1, hidden=1, rate=0, dropout="[0, 1)", masked="[0, 1)")
+        check_fields(self, dropout="[0, 1)", masked="[0, 1)")
 
     def __call__(self, p: int) -> EncodedText:
         return EncodedText(self, p)
@@ -239,9 +239,7 @@ class WordBag:
     rate: float = 1.0
 
     def __post_init__(self) -> None:
-        check_fields(
-            self, width=1, hidden=1, buckets=2, longest=1, dropout="[0, 1)", rate=0
-        )  # the first bucket is padding
+        check_fields(self, buckets=2, dropout="[0, 1)")  # the first bucket is padding
 
     def __call__(self, p: int) -> BagOfWords:
         return BagOfWords(self, p)
