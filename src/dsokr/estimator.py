@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from torch import Generator, Tensor, nn
 
 from dsokr import decoders, kernels, losses, regressors, sketches
@@ -160,8 +160,7 @@ class DSOKR(BaseEstimator):
         With the linear kernel it is scikit-learn's ``r2_score`` with ``multioutput="variance_weighted"``.
         """
         predicted, Y, kernel = as_outputs(self.predict(X)), as_outputs(Y), self.basis_.kernel
-        unexplained = _squared_distances(kernel, predicted, Y).sum().item()
-        total = _total_variance(kernel, Y)
+        unexplained, total = _squared_distances(kernel, predicted, Y).sum().item(), _total_variance(kernel, Y)
         return 1 - unexplained / total if total > 0 else float(unexplained <= 0)
 
     def save(self, folder: str | Path, write_further: Callable[[Path], None] = lambda draft: None) -> None:
@@ -201,12 +200,10 @@ class DSOKR(BaseEstimator):
         write_model(Path(folder), config, tensors, facts, write_files)
 
     def _summarize_history(self) -> dict[str, str]:
-        history = self.history_
-        if not history.rows:
-            return {}
-        best = history.rows[history.best_epoch - 1].items()
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in best if name != "epoch")
-        return {"best epoch": f"{history.best_epoch} of {len(history.rows)}: {metrics}"}
+        rows, best = self.history_.rows, self.history_.best_epoch
+        kept = rows[best - 1] if rows else {}
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in kept.items() if name != "epoch")
+        return {"best epoch": f"{best} of {len(rows)}: {metrics}"} if rows else {}
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto", **parts: Any) -> DSOKR:
@@ -277,7 +274,7 @@ class DSOKR(BaseEstimator):
         if Y is None:
             raise InputError("DSOKR requires y to be passed, but the target y is None.")
         X, (Y, form) = self._check_inputs(X, reset=True), canonical(Y)
-        _check_same_length(X, Y)
+        check_consistent_length(X, Y)
         if count(Y) < 2:
             raise InputError("At least two pairs are needed to learn anything. Got n_samples=1.")
         return X, Y, form
@@ -288,22 +285,14 @@ class DSOKR(BaseEstimator):
             for name in OF_INPUTS:
                 self.__dict__.pop(name, None)
         if isinstance(X, Tensor):
-            self._check_tensor(X, reset)
-            return X
+            if X.is_floating_point() and not torch.isfinite(X).all():
+                raise InputError("X must be finite. Got NaN or inf.")
+            return validate_data(self, X, reset=reset, skip_check_array=True) if X.ndim > 1 else X
         if _is_raw(X):
             if not count(X):
                 raise InputError("X is empty: at least one input is needed.")
             return X.tocsr() if sp.issparse(X) else list(X)
         return validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric")
-
-    def _check_tensor(self, X: Tensor, reset: bool) -> None:
-        if X.is_floating_point() and not torch.isfinite(X).all():
-            raise InputError("X must be finite. Got NaN or inf.")
-        if reset:
-            self.n_features_in_ = X.shape[1] if X.ndim > 1 else 1
-        elif X.ndim > 1 and X.shape[1] != getattr(self, "n_features_in_", None):
-            expected = getattr(self, "n_features_in_", "no array")
-            raise InputError(f"X has {X.shape[1]} features, but DSOKR is expecting {expected} as input.")
 
     def _split(
         self, X: Any, Y: Outputs, validation: Any, fraction: float, generator: Generator
@@ -313,7 +302,7 @@ class DSOKR(BaseEstimator):
             if not isinstance(validation, tuple | list) or len(validation) != 2:
                 raise InputError(f"validation must be a pair (X, Y). Got {type(validation).__name__}.")
             X_val, Y_val = self._check_inputs(validation[0], reset=False), as_outputs(validation[1], "validation Y")
-            _check_same_length(X_val, Y_val, "validation ")
+            check_consistent_length(X_val, Y_val)
             return (X, Y), (X_val, Y_val)
         held_out = round(fraction * count(Y))
         if held_out == 0:
@@ -371,8 +360,3 @@ def _total_variance(kernel: Kernel, ys: Outputs) -> float:
     """Σ_i ‖ψ(y_i) − mean ψ‖² = Σ_i k(y_i, y_i) − (1/n) Σ_ij k(y_i, y_j)."""
     total = kernel.against(ys, torch.ones(1, count(ys), dtype=torch.float64))
     return sum((kernel.diag(block).sum() - total(block).sum() / count(ys)).item() for _, block in blocks(ys, BLOCK))
-
-
-def _check_same_length(X: Any, Y: Outputs, which: str = "") -> None:
-    if count(X) != count(Y):
-        raise InputError(f"{which}X and Y must have as many rows. Got {count(X)} inputs and {count(Y)} outputs.")

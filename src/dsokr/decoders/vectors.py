@@ -101,7 +101,7 @@ class Gradient(Decoder):
         check_fields(self)
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
-        if not isinstance(outputs, Tensor) or not form.is_real:
+        if not isinstance(outputs, Tensor) or "float" not in form.dtype:
             raise InputError(
                 f"Gradient finds real vectors. Got outputs as {form.kind!r}, of type {form.dtype or 'object'}. "
                 "Pass dense floats if answers between the outputs make sense, or use Candidates()."

@@ -46,13 +46,8 @@ class Regressor(ABC):
     what is best on them: the loss, the mean reciprocal rank of the truth ("mrr"), or a metric of decoded outputs.
     """
 
-    @property
-    def validation_fraction(self) -> float:
-        return 0.0
-
-    @property
-    def monitor(self) -> Monitor:
-        return "loss"
+    validation_fraction: float = 0.0
+    monitor: Monitor = "loss"
 
     @abstractmethod
     def fit(

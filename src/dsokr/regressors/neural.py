@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dsokr.compute import seeded
-from dsokr.errors import InputError
+from dsokr.errors import InputError, check_fields
 from dsokr.losses import Objective, Squared, as_loss
 from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, State, Targets, Validation
 from dsokr.regressors.networks.base import (
@@ -51,15 +51,14 @@ class Neural(Regressor):
                 "network must be a function from p to a torch module, such as networks.MLP() or `lambda p: ...`: "
                 f"p is known only once the basis is. Got {type(self.network).__name__}."
             )
-        if not isinstance(self.training, Training):
-            raise InputError(f"training must be a Training, such as Training(epochs=50). Got {self.training!r}.")
+        check_fields(self)
 
     @property
-    def validation_fraction(self) -> float:
+    def validation_fraction(self) -> float:  # type: ignore[override] # a constant elsewhere
         return self.training.validation_fraction
 
     @property
-    def monitor(self) -> Monitor:
+    def monitor(self) -> Monitor:  # type: ignore[override]
         return self.training.monitor
 
     def fit(
