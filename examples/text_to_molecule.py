@@ -13,7 +13,7 @@ from dsokr.decoders import Candidates
 from dsokr.losses import Ranked
 from dsokr.metrics import retrieval
 from dsokr.regressors import Neural
-from studies.data.descriptions import describe_molecules
+from studies.data.chebi20 import describe_molecules
 
 # 1. Texts, and the molecules that they describe: rows of a list of candidates.
 n_train = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000

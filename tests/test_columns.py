@@ -1,6 +1,5 @@
 """Kinds of columns: round trips, bad cells, guesses, and the parts of a model that suit them."""
 
-import json
 import re
 import sys
 from dataclasses import asdict, replace
@@ -14,10 +13,10 @@ from dsokr import chem, decoders, kernels, sketch_basis, sketches
 from dsokr.commands import columns, parts
 from dsokr.commands.cells import guess_input, guess_output
 from dsokr.commands.columns import Image, Labels, Letters, Molecule, Ranking, SmilesLetters, String, Text, Vector
-from dsokr.commands.predictor import _restore_kind
 from dsokr.decoders import EmbeddedOutputs
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.outputs import as_outputs
+from dsokr.saving import parse_expression, write_expression
 
 ADAPTED = [
     (Vector(("a", "b")), ["1;10", "3;30", "2;5"]),
@@ -54,9 +53,8 @@ def test_what_is_read_is_written_and_read_again(kind, cells):
     ],
     ids=lambda kind: kind.name,
 )
-def test_a_kind_is_plain_json(kind):
-    described = json.loads(json.dumps({"kind": type(kind).__name__, **asdict(kind)}))
-    assert _restore_kind(described) == kind
+def test_a_kind_is_written_as_an_expression(kind):
+    assert parse_expression(write_expression(kind, columns), columns) == kind
 
 
 @pytest.mark.parametrize(

@@ -617,8 +617,6 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
             "fit --train {}/commas.csv --input c --output a --out m",
             "commas.csv, row 4 (the header is row 1), column 'c', '< 0.1': '<' is not a number. Use --input-kind",
         ),
-        ("fit --train {}/far.csv --input a --output b --out m", "row 9 (the header is row 1), column 'b': beside the"),
-        ("fit --train {}/far.csv --input a,b --output c --out m", "column 'b': beside the extreme outlier 1e+90 all"),
         (f"{VECTOR} --kernel NGram(2)", "The kernel NGram(n=2, weights=None) does not take such outputs"),
         (f"{VECTOR} --kernel Gausian(1)", "there is no Gausian. Choose from "),
         (f"{VECTOR} --kernel Gaussian", "--kernel 'Gaussian()' cannot be read"),
@@ -656,7 +654,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         ("report {} --out {}/few.csv/r.html", "few.csv is not a folder."),
         ("report {} --out report.pdf", "Name it .html"),
         ("rank {} {}/vector.csv --out o.csv --candidates {}/few.csv --rule best", "The decoding rule must be one of"),
-        ("serve {} --timeout 0", "seconds must be above 0. Got 0.0."),
+        ("serve {} --timeout 0", "seconds must be positive and finite. Got 0.0."),
     ],
 )
 def test_errors_are_one_sentence(dsokr, folder, tmp_path, monkeypatch, line, message):
@@ -668,7 +666,6 @@ def test_errors_are_one_sentence(dsokr, folder, tmp_path, monkeypatch, line, mes
     (folder / "open.csv").write_text("\n".join([*lines[:11], f'"{lines[11]}', *lines[12:]]))
     commas = [[x, f"{x},5", x / 8 if x % 4 != 2 else "< 0.1"] for x in range(20)]
     write(folder / "commas.csv", ["a", "b", "c"], commas)
-    write(folder / "far.csv", ["a", "b", "c"], [[x, 1e90 if x == 7 else x / 8, -x] for x in range(20)])
     done = dsokr(*line.replace("{}", str(folder)).split(), expect=1)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("dsokr: ") and message in last and done.stdout == ""

@@ -244,7 +244,7 @@ def test_refuses_outputs_before_training(ys, message):
     [
         (lambda: Gradient(steps=0), "Gradient.steps must be an integer of at least 1. Got 0"),
         (lambda: Gradient(starts=0), "Gradient.starts must be an integer of at least 1"),
-        (lambda: Gradient(constraint="box"), r"must be None, Box\(low, high\) or Simplex\(\). Got 'box'"),
+        (lambda: Gradient(constraint="box"), "must be a Box, or a Simplex, or None. Got 'box'"),
         (lambda: Gradient(rule="best"), "Gradient.rule must be one of 'kernel', 'projected', 'cosine'. Got 'best'"),
         (lambda: Box(1.0, 0.0), "low must be at most Box.high. Got 1.0 and 0.0"),
         (lambda: Box((0.0, 2.0), 1.0), "low must be at most Box.high"),

@@ -124,7 +124,6 @@ def test_more_starts_are_never_worse():
 def test_blocks_and_threads_do_not_matter(monkeypatch):
     basis, z, known = make_problem(kernels.Tanimoto(), 20)
     expected = LabelSet().decode(basis, z, known)
-    monkeypatch.setattr("dsokr.decoders.labels.ROWS", 7)
     monkeypatch.setattr("dsokr.decoders.labels.SHARE", 2)
     monkeypatch.setattr("torch.get_num_threads", lambda: 3)
     np.testing.assert_array_equal(LabelSet().decode(basis, z, known).outputs, expected.outputs)

@@ -147,7 +147,7 @@ def test_a_fitted_network(tmp_path):
     predicted = fitted.predict(X)
     assert torch.equal(X, before) and predicted.dtype == torch.float64 and not fitted.network.training
     assert ((predicted - z).square().mean(dim=0) < 0.01 * z.var(dim=0)).all()
-    restored = regressor.restore(fitted.state(), fitted.facts(), tmp_path / "nowhere", 2, CPU)
+    restored = regressor.restore(fitted.state(), tmp_path / "nowhere", 2, CPU)
     assert torch.equal(restored.predict(X), predicted)
 
 

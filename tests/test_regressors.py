@@ -37,7 +37,7 @@ def test_shape_type_and_determinism(case, targets):
 def test_state_restores_it(case, targets, tmp_path):
     fitted = fit(case, targets)
     fitted.write_files(tmp_path)
-    restored = case.made.restore(fitted.state(), fitted.facts(), tmp_path, 4, torch.device("cpu"))
+    restored = case.made.restore(fitted.state(), tmp_path, 4, torch.device("cpu"))
     assert torch.equal(restored.predict(case.outputs(N)), fitted.predict(case.outputs(N)))
 
 

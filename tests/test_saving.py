@@ -16,7 +16,7 @@ from dsokr.errors import InputError, ModelFolderError
 from dsokr.graphs import GraphBatch
 from dsokr.outputs import ViewBatch, canonical, keys
 from dsokr.regressors import KernelRidge, Neural
-from dsokr.saving import pack_outputs, parse_expression, unpack_outputs, write_expression
+from dsokr.saving import pack, parse_expression, unpack, write_expression
 from implementations import DECODERS, KERNELS, LOSSES, SKETCHES
 
 X = np.random.default_rng(0).normal(size=(60, 5))
@@ -133,14 +133,14 @@ GRAPHS = [Graph((6, 7), ((0, 1, 1),)), Graph((), ()), Graph((8,))]
 def test_outputs_come_back_the_same(ys):
     tensors: dict[str, torch.Tensor] = {}
     outputs = canonical(ys)[0]
-    packed = json.loads(json.dumps(pack_outputs(outputs, "y", tensors)))
-    back = unpack_outputs(packed, "y", tensors)
+    packed = json.loads(json.dumps(pack(outputs, "y", tensors)))
+    back = unpack(packed, "y", tensors)
     assert type(back) is type(outputs) and list(keys(back)) == list(keys(outputs))
 
 
 def test_outputs_that_cannot_be_written_are_refused():
     with pytest.raises(InputError, match="Outputs of type object cannot be saved"):
-        pack_outputs([object()], "y", {})
+        pack([object()], "y", {})
 
 
 @pytest.mark.parametrize("sketch", [sketches.SubSample(7), sketches.Gaussian(7), sketches.Full()], ids=str)
@@ -177,7 +177,7 @@ def test_folder_holds_no_pickle_and_explains_itself(tmp_path):
     assert len({path.stat().st_mode for path in (tmp_path / "model").iterdir()}) == 1  # whoever reads one reads all
     card = (tmp_path / "model" / "README.md").read_text()
     assert "Tanimoto()" in card and f"| {model.basis_.dim} |" in card and "DSOKR.load" in card
-    assert load_file(tmp_path / "model" / "model.safetensors")["basis.projection"].dtype == torch.float64
+    assert load_file(tmp_path / "model" / "model.safetensors")["projection"].dtype == torch.float64
 
 
 def test_saving_again_replaces_and_never_touches_other_folders(tmp_path):

@@ -568,7 +568,7 @@ def test_hosts_are_checked(model, host):
 
 
 def test_limits_are_checked():
-    with pytest.raises(InputError, match="Limits.k must be above 0"):
+    with pytest.raises(InputError, match="Limits.k must be an integer of at least 1"):
         Limits(k=0)
 
 

@@ -184,12 +184,12 @@ def test_refuses_kernels(kernel):
         ({"beam": 0}, "NGram.beam must be an integer of at least 1. Got 0"),
         ({"beam": 2.5}, "NGram.beam must be an integer of at least 1. Got 2.5"),
         ({"starts": 0}, "NGram.starts must be an integer of at least 1. Got 0"),
-        ({"longest": "x"}, "NGram.longest must be an integer of at least 0. Got 'x'"),
-        ({"length_prior": -1.0}, "length_prior must be finite and not negative. Got -1.0"),
+        ({"longest": "x"}, "NGram.longest must be an integer of at least 0, or None. Got 'x'"),
+        ({"length_prior": -1.0}, "length_prior must be at least 0 and finite. Got -1.0"),
         ({"rule": "best"}, "NGram.rule must be one of"),
         ({"longest": 1}, "NGram.longest must be at least 2: .* Got 1"),
         ({"shortest": 5, "longest": 4}, "NGram.longest must be at least 5: .* Got 4"),
-        ({"shortest": -1}, "NGram.shortest must be an integer of at least 0. Got -1"),
+        ({"shortest": -1}, "NGram.shortest must be an integer of at least 0, or None. Got -1"),
     ],
 )
 def test_refuses_options(options, message):

@@ -1,5 +1,6 @@
-"""Where and how to compute: devices, random numbers that leave the global state alone, compiled loops, threads."""
+"""Where and how to compute: devices, random numbers that leave the global state alone, loops, threads, progress."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,6 +9,9 @@ from threading import RLock
 from typing import Any, TypeVar, cast
 
 import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
 
 from dsokr.errors import InputError, MissingExtraError
 
@@ -17,6 +21,8 @@ except ImportError:
     njit = None  # type: ignore[assignment] # numba is an extra
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+LINE_EVERY = 10.0  # seconds between passing lines in a log
 
 _GLOBAL_GENERATORS = RLock()  # torch shares its global generators between threads
 
@@ -93,3 +99,27 @@ def run_in_threads(work: Callable[[int, int], object], count: int, share: int) -
             list(pool.map(work, starts, stops))  # re-raises what a thread raised
     else:
         list(map(work, starts, stops))
+
+
+@contextmanager
+def show_progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Yield a function that prints lines on standard error; with ``passing=True`` one that the next replaces.
+
+    In a log, where nothing can be replaced, passing lines are rare.
+    """
+    console, printed = Console(stderr=True, quiet=quiet), time.monotonic()
+    status = Status("", console=console)
+
+    def say(line: str, passing: bool = False) -> None:
+        nonlocal printed
+        if passing and console.is_terminal:
+            status.start()
+            status.update(escape(line))
+        elif not passing or time.monotonic() - printed > LINE_EVERY:
+            printed = time.monotonic()
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    try:
+        yield say
+    finally:
+        status.stop()

@@ -3,10 +3,13 @@
 Each exception is also the built-in one that a caller would expect to catch.
 """
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class DSOKRError(Exception):
@@ -59,30 +62,70 @@ def import_extra(module: str, extra: str) -> Any:
         raise MissingExtraError(module.partition(".")[0], extra) from error
 
 
-def check_integers(owner: object, **least: int) -> None:
-    """Check that the named fields are integers, or tuples of integers, of at least the given size."""
-    for name, smallest in least.items():
-        value = getattr(owner, name)
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if not isinstance(item, Integral) or isinstance(item, bool) or item < smallest:
-                raise _refuse(owner, name, f"an integer of at least {smallest}")
+def check_fields(owner: Any, **intervals: str | int) -> None:
+    """Check that the fields of a dataclass have the types of their annotations, and numbers lie in their intervals.
+
+    An interval is written as ``"(0, 1]"``, or as the least number there may be, and holds for each number of a tuple.
+    Integers are at least 1 and other numbers at least 0 if nothing is said. Checked are numbers, truth values, texts,
+    literals, classes of this package, and tuples and unions of them.
+    """
+    hints = _read_hints(type(owner))  # type: ignore[arg-type] # every class is hashable
+    for field in dataclasses.fields(owner):
+        value, given = getattr(owner, field.name), intervals.get(field.name)
+        least = given if given is not None else int("int" in str(hints[field.name]))
+        interval = least if isinstance(least, str) else f"[{least}, inf)"
+        if not any(_fits(value, hint, interval) for hint in hints[field.name]):
+            expected = ", or ".join(dict.fromkeys(_describe(hint, interval) for hint in hints[field.name]))
+            raise InputError(f"{type(owner).__name__}.{field.name} must be {expected}. Got {value!r:.80}.")
 
 
-def check_number(owner: object, name: str, interval: str, is_inside: bool) -> None:
-    """Check that a field is a real number for which ``is_inside`` holds, such as ``"in (0, 1]"``."""
-    if not isinstance(getattr(owner, name), Real) or not is_inside:
-        raise _refuse(owner, name, interval)
+@cache
+def _read_hints(kind: type) -> dict[str, tuple[Any, ...]]:
+    """The types that each field may have; all its literals are one type."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        hints = tuple(Literal[True, False] if hint is bool else hint for hint in hints)
+        literals = tuple(value for hint in hints if get_origin(hint) is Literal for value in get_args(hint))
+        others = tuple(hint for hint in hints if get_origin(hint) is not Literal)
+        found[name] = (Literal[literals], *others) if literals else others
+    return found
 
 
-def check_choice(owner: object, name: str, allowed: Iterable[Any]) -> None:
-    """Check that a field has one of the allowed values."""
-    allowed = tuple(allowed)
-    if getattr(owner, name) not in allowed:
-        raise _refuse(owner, name, f"one of {', '.join(map(repr, allowed))}")
+def _fits(value: Any, hint: Any, interval: str) -> bool:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return value in get_args(hint) and type(value) in map(type, get_args(hint))
+    if origin is tuple and get_args(hint)[1:] == (...,):
+        return isinstance(value, tuple | list) and all(_fits(item, get_args(hint)[0], interval) for item in value)
+    if hint in (int, float):
+        is_number = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+        return is_number and _is_inside(float(value), interval)
+    if origin is Callable:
+        return callable(value)
+    return isinstance(value, hint) if _is_plain(hint) else True
 
 
-def _refuse(owner: object, name: str, expected: str) -> InputError:
-    return InputError(f"{type(owner).__name__}.{name} must be {expected}. Got {getattr(owner, name)!r}.")
+def _is_plain(hint: Any) -> bool:
+    return hint in (str, NoneType) or (isinstance(hint, type) and hint.__module__.startswith("dsokr."))
+
+
+def _is_inside(value: float, interval: str) -> bool:
+    low, high = map(float, interval[1:-1].split(","))
+    is_excluded = (value == low and interval[0] == "(") or (value == high and interval[-1] == ")")
+    return low <= value <= high and not is_excluded
+
+
+def _describe(hint: Any, interval: str) -> str:
+    if get_origin(hint) is tuple:
+        return _describe(get_args(hint)[0], interval)
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    if hint is int:
+        return f"an integer of at least {interval[1:-6]}" if "inf" in interval else f"an integer in {interval}"
+    words = {"(0, inf)": "positive and finite", "[0, inf)": "at least 0 and finite"}
+    names = {float: words.get(interval, f"in {interval}"), str: "a text", NoneType: "None"}
+    return names.get(hint) or ("a function" if get_origin(hint) else f"a {hint.__name__}")
 
 
 def check_k(k: object) -> int:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_regressor
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Generator, Tensor, nn
 
 from dsokr import decoders, kernels, losses, regressors, sketches
 from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
 from dsokr.compute import resolve_device
-from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
+from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose_decoder
 from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_k
 from dsokr.kernels import Kernel
 from dsokr.outputs import Form, Outputs, as_outputs, blocks, canonical, count, positions, take
-from dsokr.regressors import Neural, Regressor, Targets, networks
+from dsokr.regressors import Auto, Fitted, Neural, Regressor, Scikit, Targets, networks
+from dsokr.regressors.base import Monitor
+from dsokr.regressors.inputs import Encoder, Inputs
 from dsokr.rules import score
-from dsokr.saving import pack_outputs, read_model, read_part, unpack_outputs, write_model, write_part
+from dsokr.saving import pack, read_model, read_part, unpack, write_model, write_part
+from dsokr.selection import choose_sketch
 from dsokr.sketches import SketchSpec
 
 PARTS = {  # parts of a model, and the modules that name what they are made of
@@ -39,6 +43,8 @@ EXAMPLES = {
     "sketch": (SketchSpec, "sketches.SubSample(100)"),
     "decoder": (Decoder, "decoders.Candidates()"),
 }
+RATED = 500  # pairs out of fold on which what is left open is decided
+OF_INPUTS = ("n_features_in_", "feature_names_in_")  # what scikit-learn records of the columns of X
 NetworkFactory = Callable[[int], nn.Module]
 
 
@@ -48,25 +54,26 @@ class DSOKR(BaseEstimator):
     Parameters
     ----------
     kernel : k, the similarity of outputs, e.g. ``kernels.Tanimoto()``.
-    sketch : how the basis is drawn from the training outputs, e.g. ``sketches.SubSample(100)``.
-    regressor : what learns x -> coordinates, e.g. ``regressors.Neural(networks.MLP(), loss=..., training=...)`` or
-        ``regressors.KernelRidge(kernels.Gaussian(0.1))``. A network factory alone means ``Neural(network)``.
-    decoder : how coordinates become an output; by default the best of the distinct training outputs.
+    sketch : how the basis is drawn from the training outputs, e.g. ``sketches.SubSample(100)``; "auto" takes as many as
+        make a difference, see :func:`dsokr.selection.choose_sketch`.
+    regressor : what learns x -> coordinates, e.g. ``regressors.Neural(networks.MLP(), loss=..., training=...)``,
+        ``regressors.KernelRidge(kernels.Gaussian(0.1))``, or any regressor of scikit-learn. A network factory alone
+        means ``Neural(network)``. "auto" stacks what suits the inputs, see :class:`dsokr.regressors.Auto`.
+    decoder : how coordinates become an output. "auto" searches all outputs if the kernel has such a search (label
+        sets, rankings, strings, vectors), and picks the best of the distinct training outputs otherwise.
     dim : keep only the best ``dim`` directions of the sketch's span, by sketched kernel PCA; None keeps the whole span.
     random_state : seed of the sketch, the split and the regressor.
     device : "auto", "cpu", "cuda" or "cuda:1".
 
-    After ``fit``: ``basis_``, ``regressor_``, ``decoder_`` (with its rule chosen), ``known_`` (the embedded candidates)
-    and ``history_``.
+    After ``fit``: ``basis_``, ``regressor_``, ``decoder_`` (with its rule chosen), ``known_`` (embedded candidates),
+    ``parts_`` (the parts that were given or chosen) and ``history_``.
 
     >>> import numpy as np
-    >>> from dsokr import DSOKR, Training, kernels, networks, sketches
-    >>> from dsokr.regressors import Neural
+    >>> from dsokr import DSOKR, kernels
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(200, 4))
     >>> Y = (X[:, :3] > 0).astype(int)  # label sets, as binary vectors
-    >>> network = Neural(networks.MLP((32,)), training=Training(epochs=30, learning_rate=0.01))
-    >>> model = DSOKR(kernels.Tanimoto(), sketches.SubSample(7), network, random_state=0)
+    >>> model = DSOKR(kernels.Tanimoto(), random_state=0)
     >>> model.fit(X[:150], Y[:150]).predict(X[150:]).shape
     (50, 3)
     """
@@ -74,69 +81,90 @@ class DSOKR(BaseEstimator):
     def __init__(
         self,
         kernel: Kernel,
-        sketch: SketchSpec,
-        regressor: Regressor | NetworkFactory,
+        sketch: SketchSpec | Literal["auto"] = "auto",
+        regressor: Regressor | NetworkFactory | BaseEstimator | Auto | Literal["auto"] = "auto",
         *,
-        decoder: Decoder = Candidates(),  # noqa: B008 # frozen, so sharing it is harmless
+        decoder: Decoder | Literal["auto"] = "auto",
         dim: int | None = None,
         random_state: Any = None,
         device: str = "auto",
     ):
         self.kernel = kernel
-        self.sketch = sketch
+        self.sketch: Any = sketch
         self.regressor: Any = regressor
-        self.decoder = decoder
+        self.decoder: Any = decoder
         self.dim = dim
         self.random_state = random_state
         self.device = device
 
-    def fit(self, X: Any, Y: Any, validation: tuple[Any, Any] | None = None) -> DSOKR:
+    def fit(self, X: Any, Y: Any, validation: tuple[Any, Any] | None = None, sample_weight: Any = None) -> DSOKR:
         """Algorithm 1 of the paper.
 
-        ``validation`` is a pair (X, Y) on which the regressor's epoch or penalty and an open decoding rule are chosen.
-        Without it the regressor may hold out a share of the training pairs; their outputs still count for the basis and
-        as candidates.
+        ``validation`` is a pair (X, Y) on which everything is chosen that is left open: the epoch or penalty of the
+        regressor, the weights of a stack, the decoding rule. Without it, a stack uses predictions out of fold, and
+        other regressors may hold out a share of the training pairs; their outputs still count for the basis and as
+        candidates. ``sample_weight`` has a number for every pair: how often it counts.
         """
-        regressor = self._check_parts()
+        self._check_parts()
         X, Y, form = self._check_pairs(X, Y)
+        weights = None if sample_weight is None else torch.as_tensor(_check_sample_weight(sample_weight, Y))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         generator, device = Generator().manual_seed(seed), resolve_device(self.device)
-        self.decoder.check_outputs(Y, form)
+        decoder: Decoder = choose_decoder(self.kernel, Y, form) if self.decoder == "auto" else self.decoder
+        decoder.check(self.kernel)
+        decoder.check_outputs(Y, form)
+        regressor = self._choose_regressor(X)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
-        basis = sketch_basis(self.kernel, Y, self.sketch, generator=generator, device=device)
+        sketch = choose_sketch(self.kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
+        basis = sketch_basis(self.kernel, Y, sketch, generator=generator, device=device)
         basis = basis if self.dim is None else basis.rotated(Y, self.dim)
-        candidates, candidates_form = self.decoder.candidates(Y, form)
+        candidates, candidates_form = decoder.candidates(Y, form)
         known = EmbeddedOutputs(basis, candidates, form=candidates_form)
 
         # 1.b Regression of the coordinates.
-        train, held_out = self._split(X, Y, validation, regressor.validation_fraction, generator)
+        targets = Targets(*basis.embed_with_residual(Y), weights)
+        train, held_out = self._split((self._read(X), Y, targets), validation, regressor.validation_fraction, generator)
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
         valid_form = form if validation is None else canonical(validation[1])[1]
-        evaluate = self._evaluation(basis, known, held_out, valid_form, regressor)
+        choices = decoder.alternatives()
+        evaluate = partial(self._evaluate, basis, known, valid_form, regressor.monitor)
         fitted = regressor.fit(
             train[0],
-            Targets(*basis.embed_with_residual(train[1])),
+            train[2],
             None if held_out is None else (held_out[0], Targets(*basis.embed_with_residual(held_out[1]))),
             seed=seed,
             device=device,
-            score=None if regressor.monitor == "loss" else lambda z: max(map(partial(evaluate, z), self._choices())),
+            score=None
+            if regressor.monitor == "loss" or held_out is None
+            else lambda z: max(evaluate(held_out[1], z, choice) for choice in choices),
         )
 
-        # 2. Inference: validation decides what the decoder leaves open.
-        choices = self._choices()
-        if len(choices) > 1 and held_out is not None:
-            choices = (max(choices, key=partial(evaluate, fitted.predict(held_out[0]))),)
-        self.basis_, self.known_ = basis, known
-        self.regressor_: Any = fitted
-        self.decoder_, self.history_ = choices[0], fitted.history
+        # 2. Inference: held-out pairs decide what the regressor and the decoder leave open.
+        options = [(function, choice) for function in fitted.alternatives() for choice in choices]
+        fitted, decoder = options[0]
+        out_of_fold = fitted.predict_out_of_fold()
+        if len(options) > 1 and (held_out is not None or out_of_fold is not None):
+
+            def rate(option: tuple[Fitted, Decoder]) -> float:
+                function, choice = option
+                if held_out is not None:
+                    return evaluate(held_out[1], function.predict(held_out[0]), choice)
+                rows, z = function.predict_out_of_fold() or out_of_fold
+                some = torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:RATED]
+                return evaluate(take(Y, rows[some]), z[some.to(z.device)], choice)
+
+            fitted, decoder = max(options, key=rate)
+        self.basis_, self.known_, self.regressor_, self.decoder_ = basis, known, fitted, decoder
+        self.parts_ = {"kernel": self.kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
+        self.history_ = fitted.history
         return self
 
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates in the basis."""
         check_is_fitted(self, "regressor_")
-        return self.regressor_.predict(self._check_inputs(X, reset=False))
+        return self.regressor_.predict(self._read(self._check_inputs(X, reset=False)))
 
     def scores(self, X: Any, candidates: Any = None) -> Tensor:  # (n, c)
         """The score of every candidate (default: the known outputs) for every input; larger is better."""
@@ -159,8 +187,7 @@ class DSOKR(BaseEstimator):
         With the linear kernel it is scikit-learn's ``r2_score`` with ``multioutput="variance_weighted"``.
         """
         predicted, Y, kernel = as_outputs(self.predict(X)), as_outputs(Y), self.basis_.kernel
-        unexplained = _squared_distances(kernel, predicted, Y).sum().item()
-        total = _total_variance(kernel, Y)
+        unexplained, total = _squared_distances(kernel, predicted, Y).sum().item(), _total_variance(kernel, Y)
         return 1 - unexplained / total if total > 0 else float(unexplained <= 0)
 
     def save(self, folder: str | Path, write_further: Callable[[Path], None] = lambda draft: None) -> None:
@@ -169,13 +196,10 @@ class DSOKR(BaseEstimator):
         Nothing is pickled. ``write_further`` may add files to the folder it is called with: all appear at once.
         """
         check_is_fitted(self, "regressor_")
-        tensors = {f"regressor.{name}": tensor for name, tensor in self.regressor_.state().items()}
-        tensors["basis.projection"] = self.basis_.projection
-        if self.basis_.weights is not None:
-            tensors["basis.weights"] = self.basis_.weights
-        given = self.get_params(deep=False)
-        made = {"kernel": self.basis_.kernel, "decoder": self.decoder_, "regressor": _as_regressor(self.regressor)}
-        parts = {name: write_part((given | made)[name], *modules) for name, modules in PARTS.items()}
+        given, basis = self.get_params(deep=False), self.basis_
+        tensors: dict[str, Tensor] = {}
+        made = self.parts_ | {"kernel": basis.kernel}
+        parts = {name: write_part(made[name], *modules) for name, modules in PARTS.items()}
         config = {
             "parts": parts,
             "parameters": {
@@ -184,13 +208,14 @@ class DSOKR(BaseEstimator):
             "rule": getattr(self.decoder, "rule", None),  # before validation chose
             "own_candidates": getattr(self.decoder, "outputs", None) is not None,
             "form": asdict(self.known_.form),
-            "anchors": pack_outputs(self.basis_.anchors, "anchors", tensors),
-            "known": pack_outputs(self.known_.outputs, "known", tensors),
-            "regressor": self.regressor_.facts(),
             "history": asdict(self.history_),
-            "n_features_in": getattr(self, "n_features_in_", None),
-            "feature_names_in": getattr(self, "feature_names_in_", np.array([])).tolist(),
+            "encoder": self.encoder_ and self.encoder_.state(),
+            "inputs": {name: np.asarray(vars(self)[name]).tolist() for name in OF_INPUTS if hasattr(self, name)},
         }
+        for name in ("anchors", "weights", "projection"):
+            config[name] = pack(getattr(basis, name), name, tensors)
+        config["known"] = pack(self.known_.outputs, "known", tensors)
+        config["regressor"] = pack(self.regressor_.state(), "regressor", tensors)
 
         def write_files(draft: Path) -> None:
             (draft / "network").mkdir()
@@ -199,16 +224,14 @@ class DSOKR(BaseEstimator):
                 (draft / "network").rmdir()
             write_further(draft)
 
-        facts = {"basis dimension p": self.basis_.dim, "candidates": len(self.known_), **self._summarize_history()}
+        facts = {"basis dimension p": basis.dim, "candidates": len(self.known_), **self._summarize_history()}
         write_model(Path(folder), config, tensors, facts, write_files)
 
     def _summarize_history(self) -> dict[str, str]:
-        history = self.history_
-        if not history.rows:
-            return {}
-        best = history.rows[history.best_epoch - 1].items()
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in best if name != "epoch")
-        return {"best epoch": f"{history.best_epoch} of {len(history.rows)}: {metrics}"}
+        rows, best = self.history_.rows, self.history_.best_epoch
+        kept = rows[best - 1] if rows else {}
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in kept.items() if name != "epoch")
+        return {"best epoch": f"{best} of {len(rows)}: {metrics}"} if rows else {}
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto", **parts: Any) -> DSOKR:
@@ -242,24 +265,24 @@ class DSOKR(BaseEstimator):
             for name, modules in PARTS.items()
         }
         model, where = cls(**parts, **config["parameters"], device=device), resolve_device(device)
-        anchors = unpack_outputs(config["anchors"], "anchors", tensors)
-        basis = SketchedBasis(model.kernel, anchors, tensors.get("basis.weights"), tensors["basis.projection"])
-        model.basis_ = basis.to(where)
-        form = Form.from_json(config["form"])
-        model.known_ = EmbeddedOutputs(model.basis_, unpack_outputs(config["known"], "known", tensors), form=form)
+        names = ("anchors", "weights", "projection", "known", "regressor")
+        *basis, known, state = (unpack(config[name], name, tensors) for name in names)
+        if count(basis[0]) != (basis[2] if basis[1] is None else basis[1]).shape[1]:
+            raise ValueError("the anchors do not fit the projection")
+        model.basis_, form = SketchedBasis(model.kernel, *basis).to(where), Form.from_json(config["form"])
+        model.known_ = EmbeddedOutputs(model.basis_, known, form=form)
         model.decoder_ = model.decoder.alternatives()[0]
         if isinstance(model.decoder, Candidates) and config["own_candidates"]:
             model.decoder = replace(model.decoder, outputs=form.restore(model.known_.outputs))
         if config["rule"] is not None and "decoder" not in given:
             model.decoder = replace(model.decoder, rule=config["rule"])  # type: ignore[type-var] # it has one
-        state = {name.removeprefix("regressor."): t for name, t in tensors.items() if name.startswith("regressor.")}
         regressor = _as_regressor(model.regressor)
-        model.regressor_ = regressor.restore(state, config["regressor"], folder / "network", basis.dim, where)
+        model.encoder_ = config["encoder"] and Encoder.restore(config["encoder"])
+        model.parts_ = {name: getattr(model, name) for name in PARTS} | {"regressor": regressor}
+        model.regressor_ = regressor.restore(state, folder / "network", model.basis_.dim, where)
         model.history_ = model.regressor_.history = regressors.History(**config["history"])
-        if config["n_features_in"] is not None:
-            model.n_features_in_ = config["n_features_in"]
-        if config["feature_names_in"]:
-            model.feature_names_in_ = np.array(config["feature_names_in"], dtype=object)
+        for name, value in config["inputs"].items():
+            setattr(model, name, np.array(value, dtype=object) if isinstance(value, list) else value)
         return model
 
     def __sklearn_tags__(self) -> Tags:
@@ -267,21 +290,41 @@ class DSOKR(BaseEstimator):
         tags.target_tags.required = True
         tags.target_tags.multi_output = True
         tags.non_deterministic = self.random_state is None
+        tags.input_tags.allow_nan = self._takes_missing_values()
+        tags.input_tags.sparse = self._takes_missing_values()
         return tags
 
-    def _check_parts(self) -> Regressor:
+    def _check_parts(self) -> None:
         for name, (kind, example) in EXAMPLES.items():
-            if not isinstance(getattr(self, name), kind):
-                got = repr(getattr(self, name))
-                raise InputError(f"{name} must be a {kind.__name__}, such as {example}. Got {got}.")
-        self.decoder.check(self.kernel)
-        return _as_regressor(self.regressor)
+            part = getattr(self, name)
+            if not isinstance(part, kind) and (part != "auto" or name == "kernel"):
+                raise InputError(f"{name} must be a {kind.__name__}, such as {example}. Got {part!r}.")
+
+    def _choose_regressor(self, X: Any) -> Regressor:
+        """Return the regressor, given or chosen by the inputs; keep what makes these a table of numbers, if needed."""
+        given = _as_regressor(self.regressor)
+        self.encoder_ = self.reads_ = None
+        if isinstance(given, Auto):
+            with suppress(InputError):  # graphs, say
+                self.encoder_ = Encoder.of(X)
+            given = given.choose(X, self.encoder_, self.encoder_ and self.encoder_.encode(X))
+        elif given.reads != "raw":
+            self.encoder_ = Encoder.of(X)
+        self.reads_ = given.reads
+        return given
+
+    def _read(self, X: Any) -> Any:
+        """Inputs as the regressor reads them."""
+        if self.encoder_ is None or self.reads_ == "raw":
+            return X
+        numbers = self.encoder_.encode(X)
+        return numbers if self.reads_ == "numbers" else Inputs(X, numbers)
 
     def _check_pairs(self, X: Any, Y: Any) -> tuple[Any, Outputs, Form]:
         if Y is None:
             raise InputError("DSOKR requires y to be passed, but the target y is None.")
         X, (Y, form) = self._check_inputs(X, reset=True), canonical(Y)
-        _check_same_length(X, Y)
+        check_consistent_length(X, Y)
         if count(Y) < 2:
             raise InputError("At least two pairs are needed to learn anything. Got n_samples=1.")
         return X, Y, form
@@ -289,78 +332,76 @@ class DSOKR(BaseEstimator):
     def _check_inputs(self, X: Any, reset: bool) -> Any:
         """Arrays are checked as scikit-learn does, tensors for NaN; other collections are the regressor's affair."""
         if reset:
-            for name in ("n_features_in_", "feature_names_in_"):
+            for name in OF_INPUTS:
                 self.__dict__.pop(name, None)
         if isinstance(X, Tensor):
-            self._check_tensor(X, reset)
-            return X
+            if X.is_floating_point() and not torch.isfinite(X).all():
+                raise InputError("X must be finite. Got NaN or inf.")
+            return validate_data(self, X, reset=reset, skip_check_array=True) if X.ndim > 1 else X
         if _is_raw(X):
             if not count(X):
                 raise InputError("X is empty: at least one input is needed.")
             return X.tocsr() if sp.issparse(X) else list(X)
-        return validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric")
+        cells = np.asarray(X)
+        if cells.dtype.kind == "O" and cells.ndim == 2:  # columns of any cells
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            return cells
+        finite = "allow-nan" if self._takes_missing_values() else True
+        return validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric", ensure_all_finite=finite)
 
-    def _check_tensor(self, X: Tensor, reset: bool) -> None:
-        if X.is_floating_point() and not torch.isfinite(X).all():
-            raise InputError("X must be finite. Got NaN or inf.")
-        if reset:
-            self.n_features_in_ = X.shape[1] if X.ndim > 1 else 1
-        elif X.ndim > 1 and X.shape[1] != getattr(self, "n_features_in_", None):
-            expected = getattr(self, "n_features_in_", "no array")
-            raise InputError(f"X has {X.shape[1]} features, but DSOKR is expecting {expected} as input.")
+    def _takes_missing_values(self) -> bool:
+        return getattr(_as_regressor(self.regressor), "reads", "numbers") == "numbers"
 
     def _split(
-        self, X: Any, Y: Outputs, validation: Any, fraction: float, generator: Generator
-    ) -> tuple[tuple[Any, Outputs], tuple[Any, Outputs] | None]:
+        self, pairs: tuple[Any, Outputs, Targets], validation: Any, fraction: float, generator: Generator
+    ) -> tuple[tuple[Any, Outputs, Targets], tuple[Any, Outputs] | None]:
         """The pairs to train on and those to validate on, if any."""
         if validation is not None:
             if not isinstance(validation, tuple | list) or len(validation) != 2:
                 raise InputError(f"validation must be a pair (X, Y). Got {type(validation).__name__}.")
             X_val, Y_val = self._check_inputs(validation[0], reset=False), as_outputs(validation[1], "validation Y")
-            _check_same_length(X_val, Y_val, "validation ")
-            return (X, Y), (X_val, Y_val)
-        held_out = round(fraction * count(Y))
+            check_consistent_length(X_val, Y_val)
+            return pairs, (self._read(X_val), Y_val)
+        n = count(pairs[1])
+        held_out = round(fraction * n)
         if held_out == 0:
-            return (X, Y), None
-        if held_out == count(Y):
+            return pairs, None
+        if held_out == n:
             raise InputError(f"A validation fraction of {fraction} leaves none of the {held_out} pairs to train on.")
-        order = torch.randperm(count(Y), generator=generator)
+        order = torch.randperm(n, generator=generator)
         train, valid = order[held_out:], order[:held_out]
-        return (take(X, train), take(Y, train)), (take(X, valid), take(Y, valid))
+        X, Y, targets = pairs
+        return (take(X, train), take(Y, train), targets.take(train)), (take(X, valid), take(Y, valid))
 
-    def _choices(self) -> tuple[Decoder, ...]:
-        return self.decoder.alternatives()
-
-    def _evaluation(
-        self, basis: SketchedBasis, known: EmbeddedOutputs, held_out: Any, form: Form, regressor: Regressor
-    ) -> Callable[[Tensor, Decoder], float]:
-        """How good coordinates of the validation inputs are with a decoder, by the regressor's monitor."""
-        Y = None if held_out is None else held_out[1]
-        if regressor.monitor == "mrr":
-            truth = positions(Y, known.outputs)
-            return lambda z, decoder: known.ranks(z, truth, decoder.scoring_rule()).reciprocal().mean().item()
-
-        def evaluate(z: Tensor, decoder: Decoder) -> float:
-            predicted = decoder.decode(basis, z, known).outputs
-            if callable(regressor.monitor):
-                return float(regressor.monitor(predicted, form.restore(Y)))
-            return -_squared_distances(self.kernel, as_outputs(predicted), Y).mean().item()
-
-        return evaluate
+    def _evaluate(
+        self,
+        basis: SketchedBasis,
+        known: EmbeddedOutputs,
+        form: Form,
+        monitor: Monitor,
+        Y: Outputs,
+        z: Tensor,
+        decoder: Decoder,
+    ) -> float:
+        """How good coordinates of inputs are with a decoder, by the regressor's monitor; Y are the true outputs."""
+        if monitor == "mrr":
+            ranks = known.ranks(z, positions(Y, known.outputs), decoder.scoring_rule())
+            return ranks.reciprocal().mean().item()
+        predicted = decoder.decode(basis, z, known).outputs
+        if callable(monitor):
+            return float(monitor(predicted, form.restore(Y)))
+        return -_squared_distances(self.kernel, as_outputs(predicted), Y).mean().item()
 
     def _embed(self, candidates: Any) -> EmbeddedOutputs:
         return self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)
 
 
-def _as_regressor(regressor: Any) -> Regressor:
-    if isinstance(regressor, Regressor):
-        return regressor
-    if isinstance(regressor, nn.Module) or not callable(regressor):
-        raise InputError(
-            "regressor must be a Regressor, such as regressors.KernelRidge(...), or a function from p to a torch "
-            f"module, such as networks.MLP(): p is known only once the basis is. Got {type(regressor).__name__}."
-        )
-    return Neural(regressor)
+def _as_regressor(regressor: Any) -> Any:
+    if regressor == "auto":
+        return Auto()
+    if isinstance(regressor, BaseEstimator) and is_regressor(regressor):
+        return Scikit(regressor)
+    return regressor if isinstance(regressor, Regressor | Auto) else Neural(regressor)
 
 
 def _is_raw(X: Any) -> bool:
@@ -385,8 +426,3 @@ def _total_variance(kernel: Kernel, ys: Outputs) -> float:
     """Σ_i ‖ψ(y_i) − mean ψ‖² = Σ_i k(y_i, y_i) − (1/n) Σ_ij k(y_i, y_j)."""
     total = kernel.against(ys, torch.ones(1, count(ys), dtype=torch.float64))
     return sum((kernel.diag(block).sum() - total(block).sum() / count(ys)).item() for _, block in blocks(ys, BLOCK))
-
-
-def _check_same_length(X: Any, Y: Outputs, which: str = "") -> None:
-    if count(X) != count(Y):
-        raise InputError(f"{which}X and Y must have as many rows. Got {count(X)} inputs and {count(Y)} outputs.")

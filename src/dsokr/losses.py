@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from dsokr.errors import InputError, check_number
+from dsokr.errors import InputError, check_fields
 
 
 @runtime_checkable
@@ -39,9 +39,10 @@ class Loss(Objective, ABC):
     def __call__(self, d2: Tensor) -> Tensor:
         """Compute c(d²), element by element."""
 
-    def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
-        """Return the mean of c(‖z_i − target_i‖² + residual_i)."""
-        return self((z - target).square().sum(dim=1) + residual).mean()
+    def mean(self, z: Tensor, target: Tensor, residual: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean of c(‖z_i − target_i‖² + residual_i), with weights if there are any."""
+        values = self((z - target).square().sum(dim=1) + residual)
+        return values.mean() if weights is None else weights @ values / weights.sum()
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Huber(Loss):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number(self, "delta", "positive", self.delta > 0)
+        check_fields(self, delta="(0, inf)")
 
     def __call__(self, d2: Tensor) -> Tensor:
         far = d2.clamp(min=self.delta**2).sqrt()  # the clamp keeps the unused branch's gradient finite at d = 0
@@ -85,7 +86,7 @@ class EpsilonInsensitive(Loss):
     epsilon: float = 0.1
 
     def __post_init__(self) -> None:
-        check_number(self, "epsilon", "positive", self.epsilon > 0)
+        check_fields(self, epsilon="(0, inf)")
 
     def __call__(self, d2: Tensor) -> Tensor:
         return d2.clamp(min=self.epsilon**2).sqrt() - self.epsilon
@@ -109,8 +110,7 @@ class Ranked(Loss):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", as_loss(self.base))
-        check_number(self, "weight", "positive", self.weight > 0)
-        check_number(self, "temperature", "positive", self.temperature > 0)
+        check_fields(self, weight="(0, inf)", temperature="(0, inf)")
 
     def __call__(self, d2: Tensor) -> Tensor:
         return self.base(d2)

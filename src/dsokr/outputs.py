@@ -80,11 +80,6 @@ class Form:
     def from_json(fields: dict[str, Any]) -> Form:
         return Form(**fields | {"shape": tuple(fields["shape"])})
 
-    @property
-    def is_real(self) -> bool:
-        """Whether the outputs were given as floating-point numbers."""
-        return "float" in self.dtype
-
     def restore(self, outputs: Outputs) -> Any:
         """Return canonical outputs in this form."""
         if self.kind == "tensor":

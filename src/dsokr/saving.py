@@ -24,13 +24,14 @@ from dsokr import __version__
 from dsokr.errors import InputError, ModelFolderError
 from dsokr.files import checksum, replace_folder, write_json
 from dsokr.graphs import Graph, GraphBatch
-from dsokr.outputs import Form, Outputs, ViewBatch, canonical
+from dsokr.outputs import Form, ViewBatch, canonical
 
-FORMAT = 2  # of the folder
+FORMAT = 3  # of the folder
 FILES = {
     *("config.json", "model.safetensors", "README.md", "network"),
     *("task.json", "candidates.csv", "report.html", "skipped.csv"),  # beside a model made by `dsokr fit`
 }
+CSR = ("data", "indices", "indptr")
 LONGEST = 4_000_000  # characters of an expression
 FORGOTTEN = ("loss", "monitor", "logger", "trainer", "training")  # fields that predictions do not need
 HIDDEN = ("Feature", "Normalized", "Product", "Scaled", "Sketch", "Sum")  # how names begin that people do not write
@@ -164,53 +165,64 @@ def read_part(name: str, written: dict[str, str], *modules: ModuleType) -> Any:
     )
 
 
-def pack_outputs(ys: Outputs, prefix: str, tensors: Tensors) -> dict[str, Any]:
-    """Put canonical outputs among the tensors and return what is needed to get them back."""
-    if isinstance(ys, Tensor):
-        tensors[prefix] = ys
-        return {"kind": "tensor"}
-    if sp.issparse(ys):
-        for name in ("data", "indices", "indptr"):
-            tensors[f"{prefix}.{name}"] = torch.from_numpy(getattr(ys, name))
-        return {"kind": "sparse", "shape": list(ys.shape)}
-    if isinstance(ys, GraphBatch) or isinstance(ys[0], Graph):
-        for field in dataclasses.fields(GraphBatch):
-            tensors[f"{prefix}.{field.name}"] = torch.from_numpy(getattr(GraphBatch.of(ys), field.name))
-        return {"kind": "graph batch" if isinstance(ys, GraphBatch) else "graphs"}
-    if isinstance(ys, ViewBatch) or isinstance(ys[0], tuple):
-        given = ys.views if isinstance(ys, ViewBatch) else map(list, zip(*ys, strict=True))
-        views, forms = zip(*map(canonical, given), strict=True)
-        packed = [pack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(views)]
-        kind = {"kind": "view batch" if isinstance(ys, ViewBatch) else "views"}
-        return kind | {"views": packed, "forms": [dataclasses.asdict(form) for form in forms]}
+def pack(value: Any, name: str, tensors: Tensors) -> Any:
+    """Put the arrays of a value among the tensors, and return as JSON what else is needed to get the value back.
+
+    Values are tensors, arrays, canonical outputs, what JSON can hold, and dictionaries of them.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor | np.ndarray):
+        tensors[name] = torch.as_tensor(value)
+        return {"kind": "tensor" if isinstance(value, Tensor) else "array"}
+    kind, parts = _take_apart(value)
+    return {"kind": kind, "parts": {key: pack(part, f"{name}.{key}", tensors) for key, part in parts.items()}}
+
+
+def _take_apart(value: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(value, dict):
+        return "dict", value
+    if sp.issparse(value):
+        return "sparse", {name: getattr(value, name) for name in CSR} | {"columns": value.shape[1]}
+    if isinstance(value, GraphBatch):
+        return "graph batch", {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, ViewBatch):
+        return "view batch", {str(number): view for number, view in enumerate(value.views)}
+    if len(value) and isinstance(value[0], Graph):
+        return "graphs", {"batch": GraphBatch.of(value)}
+    if len(value) and isinstance(value[0], tuple):
+        views, forms = zip(*(canonical(list(view)) for view in zip(*value, strict=True)), strict=True)
+        return "views", {"views": ViewBatch(*views), "forms": [dataclasses.asdict(form) for form in forms]}
     try:
-        text = json.dumps(list(ys)).encode()
+        return "json", {"text": np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)}
     except TypeError as error:
-        raise InputError(f"Outputs of type {type(ys[0]).__name__} cannot be saved.") from error
-    tensors[prefix] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    return {"kind": "json"}
+        raise InputError(f"Outputs of type {type(value[0]).__name__} cannot be saved.") from error
 
 
-def unpack_outputs(packed: dict[str, Any], prefix: str, tensors: Tensors) -> Outputs:
-    """Return the outputs that :func:`pack_outputs` put away."""
+def unpack(packed: Any, name: str, tensors: Tensors) -> Any:
+    """Return the value that :func:`pack` took apart."""
+    if not isinstance(packed, dict):
+        return packed
+    if "parts" not in packed:
+        return tensors[name] if packed["kind"] == "tensor" else tensors[name].numpy()
+    parts = {key: unpack(part, f"{name}.{key}", tensors) for key, part in packed["parts"].items()}
     match packed["kind"]:
-        case "tensor":
-            return tensors[prefix]
+        case "dict":
+            return parts
         case "sparse":
-            data, indices, indptr = (tensors[f"{prefix}.{name}"].numpy() for name in ("data", "indices", "indptr"))
-            return sp.csr_array((data, indices, indptr), shape=tuple(packed["shape"]))
-        case "graphs" | "graph batch" as kind:
-            fields = dataclasses.fields(GraphBatch)
-            batch = GraphBatch(*(tensors[f"{prefix}.{field.name}"].numpy() for field in fields))
-            return batch if kind == "graph batch" else list(batch)
-        case "views" | "view batch" as kind:
-            views = [unpack_outputs(view, f"{prefix}.{i}", tensors) for i, view in enumerate(packed["views"])]
-            if kind == "view batch":
-                return ViewBatch(*views)
-            forms = [Form.from_json(form) for form in packed["forms"]]
-            return list(zip(*(form.restore(view) for form, view in zip(forms, views, strict=True)), strict=True))
+            return sp.csr_array(tuple(map(parts.get, CSR)), shape=(len(parts["indptr"]) - 1, parts["columns"]))
+        case "graph batch":
+            return GraphBatch(**parts)
+        case "view batch":
+            return ViewBatch(*parts.values())
+        case "graphs":
+            return list(parts["batch"])
+        case "views":
+            forms = map(Form.from_json, parts["forms"])
+            restored = (form.restore(view) for form, view in zip(forms, parts["views"].views, strict=True))
+            return list(zip(*restored, strict=True))
         case _:
-            return json.loads(tensors[prefix].numpy().tobytes())
+            return json.loads(parts["text"].tobytes())
 
 
 def write_model(

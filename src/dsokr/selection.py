@@ -13,7 +13,10 @@ from dsokr.errors import InputError
 from dsokr.kernels import Kernel
 from dsokr.outputs import Form, Outputs, canonical, count, distinct, take
 from dsokr.rules import Rule
-from dsokr.sketches import Full, SketchSpec, approximate_leverage
+from dsokr.sketches import Full, SketchSpec, SubSample, approximate_leverage
+
+FEW = 500  # outputs that are all used
+HELD_OUT = 500  # outputs on which sizes are compared, at most
 
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
 
@@ -55,12 +58,6 @@ class SizeCurve:
 
     def mean(self) -> Tensor:  # (sizes,)
         return self.values.mean(dim=0)
-
-    def shortfall(self) -> Tensor:  # (sizes,)
-        """How far each size is from the best one, as a share of the distance between the best and the worst."""
-        loss = -self.mean() if self.larger_is_better else self.mean()
-        spread = loss.max() - loss.min()
-        return (loss - loss.min()) / spread if spread > 0 else torch.zeros_like(loss)
 
 
 def perfect_h(
@@ -136,5 +133,28 @@ def choose_size(curve: SizeCurve, tolerance: float = 0.01) -> int:
     if len(wrong):
         at = int(wrong[0])
         raise InputError(f"Sizes are compared by finite values. Got {curve.mean()[at]:g} at size {curve.sizes[at]}.")
-    good = curve.shortfall() <= tolerance
+    loss = -curve.mean() if curve.larger_is_better else curve.mean()
+    good = loss - loss.min() <= tolerance * (loss.max() - loss.min())
     return curve.sizes[int(good.nonzero()[0])]
+
+
+def choose_sketch(
+    kernel: Kernel, ys: Outputs, *, seed: int, device: torch.device | str = "cpu", tolerance: float = 0.02
+) -> SketchSpec:
+    """All outputs if they are few, else the fewest, by *Perfect h*, with which held-out ones are nearly in the span."""
+    n = count(ys)
+    if n <= FEW:
+        return Full()
+    order = torch.randperm(n, generator=Generator().manual_seed(seed))
+    held_out, rest = order[: min(n // 10, HELD_OUT)], order[min(n // 10, HELD_OUT) :]
+    sizes = [2**i for i in range(5, 12) if 2**i < len(rest)]
+    curve = perfect_h(
+        kernel,
+        take(ys, rest),
+        take(ys, held_out),
+        SubSample(1),
+        sizes,
+        generator=Generator().manual_seed(seed),
+        device=device,
+    )
+    return SubSample(choose_size(curve, tolerance))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
-from dsokr.errors import InputError, check_choice, check_integers, check_number
+from dsokr.errors import InputError, check_fields
 
 Gram = Callable[[Tensor, Tensor], Tensor]  # positions (a,), (b,) -> the Gram matrix between them (a, b)
 
@@ -48,7 +48,7 @@ class SketchSpec(ABC):
         """Draw R for n outputs. ``gram`` gives kernel values between them, for sketches that depend on the outputs."""
 
     def _check(self, n: int) -> None:
-        check_integers(self, size=1)
+        check_fields(self)
         if self.size is not None and self.size > n:
             name = type(self).__name__
             raise InputError(f"{name}.size must be at most the number of outputs. Got size={self.size} and n={n}.")
@@ -79,7 +79,7 @@ class SubSample(SketchSpec):
     """
 
     size: int
-    probabilities: tuple[float, ...] | None = None
+    probabilities: Any = None  # (n,)
 
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
         self._check(n)
@@ -121,9 +121,7 @@ class Sparsified(SketchSpec):
     entries: Literal["rademacher", "gaussian"] = "rademacher"
 
     def __post_init__(self) -> None:
-        if self.density is not None:
-            check_number(self, "density", "in (0, 1]", 0 < self.density <= 1)
-        check_choice(self, "entries", ("rademacher", "gaussian"))
+        check_fields(self, density="(0, 1]")
 
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
         self._check(n)

@@ -5,7 +5,6 @@ import json
 import platform
 import re
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,15 +15,13 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.status import Status
 from typer.core import TyperGroup
 
 from dsokr import __version__
 from dsokr.commands import options
+from dsokr.compute import show_progress
 from dsokr.errors import DSOKRError
 
-LINE_EVERY = 10.0  # seconds between passing lines in a log
 INDEX = re.compile(r"(, the first)? at index \d+,?(?=[ :])")  # in a warning; it is not the row of a table
 UsageError: Any = typer.BadParameter.__bases__[0]  # which newer versions of typer do not export
 
@@ -80,7 +77,7 @@ def _add_command(name: str, function: str, kind: type[options.Options]) -> None:
     def command(**given: Any) -> None:
         chosen, (module, called) = kind(**given), function.split(".")
         problems = import_module("dsokr.commands.tables").Problems(chosen.on_error == "fail")
-        with _notes(), _progress(chosen.as_json) as say:
+        with _notes(), show_progress(chosen.as_json) as say:
             result = getattr(import_module(f"dsokr.commands.{module}"), called)(chosen, problems, say)
         _print(chosen.as_json, result, problems.lines())
 
@@ -115,7 +112,7 @@ def serve(
     from dsokr.serve import Limits, create_app, run
 
     limits = Limits(seconds=timeout, k=most)
-    with _notes(), _progress(False) as say:
+    with _notes(), show_progress(False) as say:
         predictor = Predictor.load(model, device)
         predictor.decode(predictor.among(None).coordinates()[0][:1])  # compiles the search before the first request
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
@@ -156,27 +153,6 @@ def _notes() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment] # takes more than it needs
         yield
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[options.Say]:
-    """Yield a function that prints lines on standard error; passing ones are replaced, or rare in a log."""
-    console, printed = Console(stderr=True, quiet=quiet), time.monotonic()
-    status = Status("", console=console)
-
-    def say(line: str, passing: bool = False) -> None:
-        nonlocal printed
-        if passing and console.is_terminal:
-            status.start()
-            status.update(escape(line))
-        elif not passing or time.monotonic() - printed > LINE_EVERY:
-            printed = time.monotonic()
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    try:
-        yield say
-    finally:
-        status.stop()
 
 
 def _print(as_json: bool, result: options.Result, skipped: list[str] | None = None) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from dsokr.commands.cells import NO_LABEL, count_of, load_picture, parse_numbers, parse_text, shorten, suggest
-from dsokr.errors import InputError, KernelError, UndefinedAt, check_integers
+from dsokr.errors import InputError, KernelError, UndefinedAt, check_fields
 from dsokr.graphs import Graph
 from dsokr.kernels import FeatureKernel, Kernel
 from dsokr.outputs import as_outputs
@@ -221,7 +221,7 @@ class Image(Kind):
     mode: str = ""  # L: grey; RGB: colours
 
     def __post_init__(self) -> None:
-        check_integers(self, side=1)
+        check_fields(self)
 
     def adapt(self, cells: Sequence[str]) -> Image:
         modes = {picture.mode for picture in _parse_good(load_picture, cells[:200])}
@@ -373,7 +373,7 @@ class Molecule(OutputKind):
     as_graph: bool = False  # which the kernel decides
 
     def __post_init__(self) -> None:
-        check_integers(self, radius=0)
+        check_fields(self, radius=0)
 
     def parse(self, cells: Sequence[str]) -> Any:
         smiles = [parse_text(cell) for cell in cells]

@@ -16,8 +16,8 @@ from torch import Generator
 
 from dsokr import __version__, selection, sketches
 from dsokr.commands import columns
-from dsokr.commands.cells import count_of, guess_input, guess_output, parse_numbers
-from dsokr.commands.columns import Kind, Labels, OutputKind, String, Vector
+from dsokr.commands.cells import count_of, guess_input, guess_output
+from dsokr.commands.columns import Kind, Labels, OutputKind, String
 from dsokr.commands.evaluate import evaluate, find_examples, summarize, write_report
 from dsokr.commands.options import FitOptions, Result, Say
 from dsokr.commands.parts import check_encoder, choose_network, make_model, parse_kernel, parse_part
@@ -156,21 +156,6 @@ def _check_pairs(pairs: Pairs, input: Kind, output: OutputKind, table: Table, pr
         skipped = f" ({len(problems.found):,} skipped)" if problems.found else ""
         rows = f"{count_of(len(pairs), 'row')} that can be used{skipped}"
         raise InputError(f"{table.path} has {rows}. At least {LEAST_ROWS} are needed.")
-    for kind, values, cells in ((input, pairs.X, pairs.inputs), (output, pairs.Y, pairs.outputs)):
-        if isinstance(kind, Vector):
-            _check_outliers(kind, values, cells, [f"{table.path}, {table.place(row)}" for row in pairs.rows])
-
-
-def _check_outliers(kind: Vector, values: np.ndarray, cells: list[str], places: list[str]) -> None:
-    """Refuse a number so large that a network, which computes with seven digits, cannot tell the others apart."""
-    numbers = np.stack([parse_numbers(cell, kind.columns) for cell in cells])
-    for column, (scaled, given) in enumerate(zip(values.T.astype(np.float32), numbers.T, strict=True)):
-        if 2 * len(np.unique(scaled)) <= len(np.unique(given)):
-            at, name = int(np.abs(scaled).argmax()), kind.columns[column if len(kind.columns) > 1 else 0]
-            raise InputError(
-                f"{places[at]}, column {name!r}: beside the extreme outlier {given[at]:g} all other numbers look the "
-                "same. Correct it, remove the row, or take logarithms of the column."
-            )
 
 
 def _split(

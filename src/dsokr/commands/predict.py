@@ -186,7 +186,7 @@ def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
             model=fingerprint(basis),
             dim=basis.dim,
             source=f"{checksum(options.library)} {', '.join(library.columns)}",
-            options=BuildOptions(options.kind, rule, options.dtype, options.recall),
+            options=BuildOptions(options.kind, rule, options.dtype, options.recall),  # type: ignore[arg-type] # it checks them
             say=say,
             progress=lambda now: say(f"{now.rows:,} candidates, {now.rate:,.0f}/s", passing=True),
             restart=options.restart,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from dsokr.basis import SketchedBasis
-from dsokr.commands.columns import INPUTS, OUTPUTS, Kind, OutputKind, Read
+from dsokr.commands import columns
+from dsokr.commands.columns import Kind, OutputKind, Read
 from dsokr.commands.tables import Problems, Rows, Table, write_table
 from dsokr.decoders import Candidates, EmbeddedOutputs, Ranking
 from dsokr.errors import ModelFolderError, check_k
@@ -21,6 +22,7 @@ from dsokr.files import write_json
 from dsokr.kernels import Kernel
 from dsokr.outputs import as_outputs, concatenate, distinct, positions, take
 from dsokr.rules import Rule
+from dsokr.saving import parse_expression, write_expression
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +167,7 @@ class Predictor:
         """Write what :meth:`DSOKR.save` does, ``task.json`` and ``candidates.csv``, the known outputs, all at once."""
 
         def write_files(draft: Path) -> None:
-            kinds = {name: {"kind": type(k).__name__, **asdict(k)} for name, k in self.kinds().items()}
+            kinds = {name: write_expression(kind, columns) for name, kind in self.kinds().items()}
             write_json(draft / "task.json", {**kinds, "facts": self.facts})
             write_table(draft / "candidates.csv", ["output"], ([cell] for cell in self.known))
             write_further(draft)
@@ -191,12 +193,7 @@ class Predictor:
             known = Table(folder / "candidates.csv").read(Problems(fails=True)).cells["output"]
             if len(known) != len(model.known_):
                 raise ValueError("candidates.csv does not list the outputs that the model knows")
-            return cls(model, _restore_kind(task["input"]), _restore_kind(task["output"]), known, task["facts"])
+            input, output = (parse_expression(task[name], columns) for name in ("input", "output"))
+            return cls(model, input, output, known, task["facts"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelFolderError(f"{folder} is damaged: {error}.") from error
-
-
-def _restore_kind(described: dict[str, Any]) -> Any:
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
-    kinds = {kind.__name__: kind for kind in (*INPUTS.values(), *OUTPUTS.values())}
-    return kinds[str(fields.pop("kind"))](**fields)

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dsokr.basis import SketchedBasis
 from dsokr.decoders.scan import EmbeddedOutputs, Ranking
-from dsokr.errors import InputError, check_choice
+from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Kernel, Normalized, NormalizedFeatures, Product, Scaled, Sum
 from dsokr.outputs import Form, Outputs, canonical, concatenate, count, distinct, take
 from dsokr.rules import RULES, Rule, largest, score_pairs
@@ -52,8 +52,7 @@ class Decoder(ABC):
         """The rule by which this decoder compares outputs, see :mod:`dsokr.rules`."""
         rule: Rule | Literal["auto"] = getattr(self, "rule", "kernel")
         if rule == "auto":
-            name = type(self).__name__
-            raise InputError(f"{name}(rule='auto') is chosen by fit. Name a rule to decode without fitting.")
+            raise InputError(f"{type(self).__name__}(rule='auto') is chosen by fit. Name a rule to decode without it.")
         return rule
 
     def alternatives(self) -> tuple[Decoder, ...]:
@@ -97,7 +96,7 @@ class Candidates(Decoder):
     outputs: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_choice(self, "rule", ("auto", *RULES))
+        check_fields(self)
 
     def candidates(self, outputs: Outputs, form: Form) -> tuple[Outputs, Form]:
         if self.outputs is None:

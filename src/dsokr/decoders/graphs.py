@@ -9,27 +9,20 @@ from typing import Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.moves import Molecules, Moves
 from dsokr.decoders.scan import EmbeddedOutputs
-from dsokr.errors import InputError, check_choice, check_integers
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import GraphBatch
-from dsokr.kernels import (
-    FeatureKernel,
-    FeatureSum,
-    Kernel,
-    NormalizedFeatures,
-    ScaledFeatures,
-    VertexHistogram,
-    WeisfeilerLehman,
-)
+from dsokr.kernels import FeatureKernel, Kernel
 from dsokr.kernels.features import Postings
 from dsokr.kernels.graphs import refinements
 from dsokr.kernels.hashing import find, mix, pair
 from dsokr.outputs import Outputs, take
-from dsokr.rules import RULES, Rule
+from dsokr.rules import Rule
 
 SMALL_MOLECULES = Molecules()
 TOGETHER = 64  # rows of coordinates that a thread searches side by side
@@ -59,10 +52,7 @@ class GraphSearch(Decoder):
     budget: int = 4_000
 
     def __post_init__(self) -> None:
-        check_choice(self, "rule", ("auto", *RULES))
-        check_integers(self, starts=1, beam=1, budget=1)
-        if not isinstance(self.moves, Moves):
-            raise InputError(f"GraphSearch.moves must have a method neighbors(graphs). Got {self.moves!r}.")
+        check_fields(self)
 
     def check(self, kernel: Kernel) -> None:
         if not isinstance(kernel, FeatureKernel):
@@ -75,9 +65,8 @@ class GraphSearch(Decoder):
         rule = self.scoring_rule()
         nearest = known.top(z, self.starts, rule)
         found = self._search(basis, z, nearest.indices, known.outputs)
-        graphs = found.graphs if isinstance(known.outputs, GraphBatch) else list(found.graphs)
         # the search follows the paper's rule and may drop what another rule prefers: the best candidate
-        return choose_best(z, known, nearest, graphs, found.owners, rule)
+        return choose_best(z, known, nearest, found.graphs, found.owners, rule)
 
     def _search(self, basis: SketchedBasis, z: Tensor, starts: Tensor, outputs: Outputs) -> Pool:
         """The best graphs for all rows of z, by the paper's rule."""
@@ -124,9 +113,6 @@ class Pool(NamedTuple):
         columns = zip(*(pool[1:] for pool in pools), strict=True)
         return Pool(GraphBatch.joined([pool.graphs for pool in pools]), *map(np.concatenate, columns))
 
-    def rows(self, index: np.ndarray) -> Pool:
-        return Pool(self.graphs[index], *(column[index] for column in self[1:]))
-
     def best(self, count: int) -> Pool:
         """The ``count`` best graphs of every input, best first, and of those with equal features only one."""
         names = self.names.T
@@ -137,7 +123,8 @@ class Pool(NamedTuple):
             new |= np.diff(column[order], prepend=column[order[:1]] - 1) != 0
         order = order[new & (scores[order] > -np.inf)]  # for some graphs the kernel is undefined
         owners = self.owners[order]
-        return self.rows(order[np.arange(len(order)) - np.searchsorted(owners, owners) < count])
+        order = order[np.arange(len(order)) - np.searchsorted(owners, owners) < count]
+        return Pool(self.graphs[order], *(column[order] for column in self[1:]))
 
     def frontier(self, active: np.ndarray) -> np.ndarray:
         """The positions to expand next: for every active input, the best graph that is not expanded."""
@@ -155,46 +142,38 @@ class Term:
     postings: Postings  # of the anchors
     scales: np.ndarray  # (anchors,): multiples of the anchors' φ
 
-    @staticmethod
-    def of(kernel: FeatureKernel, anchors: GraphBatch, factor: float, normalised: bool) -> Term:
-        features = kernel.features(anchors)
-        lengths = np.sqrt(features.squared_norms()) if normalised else np.ones(len(features))
-        return Term(kernel, factor, normalised, Postings.of(features), factor / lengths)
-
     def score(
         self, weights: np.ndarray, owners: np.ndarray, graphs: GraphBatch
     ) -> tuple[np.ndarray, np.ndarray]:  # (graphs,), (graphs,) uint64
         """2 h(y) − k(y, y), as far as this term goes, and a name for y's features; −∞ where φ has no direction."""
-        products, squares, names = self._measure(weights, owners, graphs)
+        kernel, postings = self.kernel, self.postings
+        if isinstance(kernel, kernels.WeisfeilerLehman) and isinstance(kernel.base, kernels.VertexHistogram):
+            colours = np.stack(list(refinements(graphs, kernel.iterations, kernel.edge_labels)))
+            found = _count_colours(graphs.offsets, colours, postings.ids, postings.slots, owners, weights)
+        else:
+            features = kernel.features(graphs)
+            columns = postings.columns(features)
+            found = _add_features(features.indptr, features.ids, features.values, columns, owners, weights)
+        products, squares, names = found
         if not self.normalised:
             return 2 * products - self.factor * squares, names
         lengths = np.sqrt(np.where(squares > 0, squares, 1.0))
         return np.where(squares > 0, 2 * products / lengths - self.factor, -np.inf), names
 
-    def _measure(
-        self, weights: np.ndarray, owners: np.ndarray, graphs: GraphBatch
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """⟨w, φ(y)⟩, ‖φ(y)‖² and names."""
-        kernel, table = self.kernel, (self.postings.ids, self.postings.slots)
-        if isinstance(kernel, WeisfeilerLehman) and isinstance(kernel.base, VertexHistogram):
-            colours = np.stack(list(refinements(graphs, kernel.iterations, kernel.edge_labels)))
-            return _count_colours(graphs.offsets, colours, *table, owners, weights)
-        features = kernel.features(graphs)
-        columns = self.postings.columns(features)
-        return _add_features(features.indptr, features.ids, features.values, columns, owners, weights)
-
 
 def split_terms(kernel: FeatureKernel, anchors: GraphBatch, factor: float = 1.0) -> Iterator[Term]:
     """The terms of a sum, one by one: each is normalised by itself."""
-    if isinstance(kernel, FeatureSum):
+    if isinstance(kernel, kernels.FeatureSum):
         for part in kernel.kernels:
             yield from split_terms(part, anchors, factor)
-    elif isinstance(kernel, ScaledFeatures):
+    elif isinstance(kernel, kernels.ScaledFeatures):
         yield from split_terms(kernel.kernel, anchors, factor * kernel.factor)
-    elif isinstance(kernel, NormalizedFeatures):
-        yield Term.of(kernel.kernel, anchors, factor, normalised=True)
     else:
-        yield Term.of(kernel, anchors, factor, normalised=False)
+        normalised = isinstance(kernel, kernels.NormalizedFeatures)
+        plain = kernel.kernel if isinstance(kernel, kernels.NormalizedFeatures) else kernel
+        features = plain.features(anchors)
+        lengths = np.sqrt(features.squared_norms()) if normalised else np.ones(len(features))
+        yield Term(plain, factor, normalised, Postings.of(features), factor / lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,9 +202,7 @@ def _name(identity, value):  # type: ignore[no-untyped-def]  # compiled for uint
 
 
 @compiled
-def _add_features(  # type: ignore[no-untyped-def] # compiled
-    indptr, ids, values, columns, owners, weights
-):
+def _add_features(indptr, ids, values, columns, owners, weights):  # type: ignore[no-untyped-def] # compiled
     """Σ_c w_c φ_c, Σ_c φ_c² and the name of every row of features."""
     products, squares, names = np.zeros(len(owners)), np.zeros(len(owners)), np.zeros(len(owners), np.uint64)
     for i in range(len(owners)):
@@ -238,9 +215,7 @@ def _add_features(  # type: ignore[no-untyped-def] # compiled
 
 
 @compiled
-def _count_colours(  # type: ignore[no-untyped-def] # compiled
-    offsets, colours, ids, slots, owners, weights
-):
+def _count_colours(offsets, colours, ids, slots, owners, weights):  # type: ignore[no-untyped-def] # compiled
     """The same where φ counts the colours of nodes, (iterations + 1, nodes): node by node, without forming φ.
 
     Σ_c φ_c² is the number of pairs of nodes of one colour.

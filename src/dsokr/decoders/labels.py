@@ -15,12 +15,11 @@ from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.decoders.vectors import is_defined_at_zero
-from dsokr.errors import InputError, check_integers
+from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial, Tanimoto
 from dsokr.outputs import Form, Outputs, take
 
-ROWS = 512  # rows of coordinates decoded at once
-SHARE = 16  # rows that a thread takes at a time
+SHARE = 16  # rows of coordinates that a thread decodes at a time
 
 Bits = np.ndarray  # of uint8, 0 or 1
 Integers = np.ndarray  # of int64
@@ -56,7 +55,7 @@ class LabelSet(Decoder):
     kernels = (Tanimoto, Linear, Gaussian, Laplacian, Cosine, Polynomial)  # on sets: functions of |a|, |y| and |a ∩ y|
 
     def __post_init__(self) -> None:
-        check_integers(self, starts=1)
+        check_fields(self)
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
         check_binary(outputs, "outputs")
@@ -67,11 +66,16 @@ class LabelSet(Decoder):
         anchors, inverse = np.unique(_dense(basis.anchors), axis=0, return_inverse=True)
         problem = Problem.of(basis.kernel, anchors)
         found = np.empty((len(z), anchors.shape[1]))
-        for rows in torch.arange(len(z)).split(ROWS):
-            starts = _dense(take(known.outputs, nearest.indices[rows].flatten())).reshape(len(rows), -1, found.shape[1])
-            c = torch.zeros(len(rows), len(anchors), dtype=torch.float64)
+
+        def work(start: int, stop: int) -> None:
+            rows, d = slice(start, stop), anchors.shape[1]
+            known_starts = _dense(take(known.outputs, nearest.indices[rows].flatten())).reshape(stop - start, -1, d)
+            c = torch.zeros(stop - start, len(anchors), dtype=torch.float64)
             c.index_add_(1, torch.from_numpy(inverse.ravel()), combine_anchors(basis, z[rows]).cpu())
-            found[rows] = _search_sets(problem, c.numpy(), np.concatenate([starts, _simple_starts(problem, c)], axis=1))
+            starts = np.concatenate([known_starts, _simple_starts(problem, c)], axis=1)
+            _search(problem, c.numpy(), starts, found[rows])
+
+        run_in_threads(work, len(z), SHARE)
         answers = sp.csr_array(found) if sp.issparse(known.outputs) else torch.from_numpy(found)
         return choose_best(z, known, nearest, answers, torch.arange(len(z)), "kernel")
 
@@ -84,8 +88,8 @@ def check_binary(rows: Outputs, name: str) -> None:
     wrong = np.argwhere((values != 0) & (values != 1))
     if len(wrong):
         at = int(np.searchsorted(rows.indptr, wrong[0], "right")[0]) - 1 if sp.issparse(rows) else wrong[0, 0]
-        got = f"Got {values[tuple(wrong[0])]:g} at index {at}."
-        raise InputError(f"LabelSet decodes sets of labels: {name} must be 0 or 1. {got}")
+        value = values[tuple(wrong[0])]
+        raise InputError(f"LabelSet decodes sets of labels: {name} must be 0 or 1. Got {value:g} at index {at}.")
 
 
 def _dense(rows: Outputs) -> Bits:  # (n, d)
@@ -136,19 +140,13 @@ def _simple_starts(problem: Problem, c: Tensor) -> Bits:  # (n, 2, d)
     return starts
 
 
-def _search_sets(problem: Problem, coefficients: Floats, starts: Bits) -> Bits:  # (n, r), (n, starts, d) -> (n, d)
-    found = np.empty_like(starts[:, 0])
-    run_in_threads(lambda i, j: _search(problem, coefficients[i:j], starts[i:j], found[i:j]), len(found), SHARE)
-    return found
-
-
 @compiled
-def _search(problem: Problem, coefficients: Floats, starts: Bits, found: Bits) -> None:
+def _search(problem: Problem, weights: Floats, starts: Bits, found: Floats) -> None:
     """Fill in the best set of every row; of tied ones that of the earlier start."""
     for row in range(len(found)):
         best = -np.inf
         for start in starts[row]:
-            y, score = _climb(problem, coefficients[row], start)
+            y, score = _climb(problem, weights[row], start)
             if score > best:
                 best, found[row] = score, y
 
@@ -163,7 +161,7 @@ def _climb(problem: Problem, c: Floats, start: Bits) -> tuple[Bits, float]:
     for label in range(len(start)):
         if start[label]:
             _flip(problem, y, shared, label)
-    score = _score(problem, _combine(problem, c, shared, y.sum()), y.sum())
+    score = 2 * _combine(problem, c, shared, y.sum()) - problem.diag[y.sum()]
     while True:
         _score_flips(problem, c, y, shared, scores)
         label = int(scores.argmax())
@@ -185,8 +183,6 @@ def _best_after_removal(
 ) -> tuple[int, int, float]:
     """The label to remove from y, the one to flip then, and the score after both."""
     removed, then, best = 0, 0, -np.inf
-    if y.sum() == problem.smallest:
-        return removed, then, best
     for label in range(len(y)):
         if not y[label]:
             continue
@@ -217,14 +213,8 @@ def _combine(problem: Problem, c: Floats, shared: Integers, size: int) -> float:
 
 
 @compiled
-def _score(problem: Problem, total: float, size: int) -> float:
-    """2 h(y) − k(y, y), the paper's rule."""
-    return 2 * total - problem.diag[size]
-
-
-@compiled
 def _score_flips(problem: Problem, c: Floats, y: Bits, shared: Integers, scores: Floats) -> None:
-    """Score all sets that differ from y in one label.
+    """Score all sets that differ from y in one label by the paper's rule, 2 h(y) − k(y, y).
 
     A flip changes |a_j ∩ y| only for the anchors that have the label: the sum over all anchors is formed once for each
     of the two sizes, and corrected for those.
@@ -242,4 +232,4 @@ def _score_flips(problem: Problem, c: Floats, y: Bits, shared: Integers, scores:
             j = problem.having[slot]
             row = values[problem.size_class[j]]
             total += c[j] * (row[shared[j] + step] - row[shared[j]])
-        scores[label] = _score(problem, total, size + step)
+        scores[label] = 2 * total - problem.diag[size + step]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from dsokr.compute import compiled
-from dsokr.errors import InputError, check_integers
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import GraphBatch
 
 WIDTH = 1 + 3 * 6  # of an edit: it sets up to six entries
@@ -53,7 +53,7 @@ class Molecules:
     max_atoms: int = 9
 
     def __post_init__(self) -> None:
-        check_integers(self, max_atoms=1)
+        check_fields(self)
         if not self.valences or any(valence < 1 for _, valence in self.valences):
             raise InputError(f"Molecules.valences must give elements positive valences. Got {self.valences}.")
 
@@ -74,7 +74,8 @@ class Molecule(NamedTuple):
     pairs: np.ndarray  # (bonds, 2)
     elements: np.ndarray
     valences: np.ndarray
-    edits: np.ndarray  # (more than there are, WIDTH)
+    edits: np.ndarray  # (room for all, WIDTH)
+    listed: np.ndarray  # (1,): the number of edits
 
 
 @compiled
@@ -90,10 +91,11 @@ def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
         matrix[i, i] = labels[first + i]
         for k in range(indptr[first + i], indptr[first + i + 1]):
             matrix[i, neighbors[k] - first] = edge_labels[k]
-    pairs = _find_bonds(matrix, n)
+    pairs = np.argwhere(np.triu(matrix, 1))
     edits = np.empty((_bound_edits(matrix, pairs, n, len(elements)), WIDTH), np.int64)
-    molecule = Molecule(matrix, n, pairs, elements, valences, edits)
-    count = _list_edits(molecule, max_atoms)
+    molecule = Molecule(matrix, n, pairs, elements, valences, edits, np.zeros(1, np.int64))
+    _list_edits(molecule, max_atoms)
+    count = molecule.listed[0]
     sizes, bonds = np.empty((2, count), np.int64)
     atoms, ends = np.empty(count * (n + 1), np.int64), np.empty((count * (len(pairs) + 1), 3), np.int64)
     trial, found, atom, bond = matrix.copy(), 0, 0, 0
@@ -106,17 +108,6 @@ def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
         for k in range(1, 1 + 3 * edit[0], 3):
             trial[edit[k], edit[k + 1]] = trial[edit[k + 1], edit[k]] = matrix[edit[k], edit[k + 1]]
     return sizes[:found], atoms[:atom], bonds[:found], ends[:bond]
-
-
-@compiled
-def _find_bonds(matrix: np.ndarray, n: int) -> np.ndarray:  # (bonds, 2)
-    pairs, count = np.empty((n * n, 2), np.int64), 0
-    for i in range(n):
-        for j in range(i + 1, n):
-            if matrix[i, j]:
-                pairs[count, 0], pairs[count, 1] = i, j
-                count += 1
-    return pairs[:count]
 
 
 @compiled
@@ -179,88 +170,75 @@ def _write(trial: np.ndarray, atoms: np.ndarray, ends: np.ndarray) -> tuple[int,
 
 
 @compiled
-def _list_edits(molecule: Molecule, max_atoms: int) -> int:
-    """Fill in the edits of a molecule, valid or not, and return how many there are."""
-    count = _replace(molecule, 0)
-    count = _swap(molecule, count)
-    count = _set_bond(molecule, count)
-    count = _move_bond(molecule, count)
-    count = _shift_order(molecule, count)
-    count = _cross(molecule, count)
-    count = _remove(molecule, count)
-    count = _turn(molecule, count)
+def _list_edits(molecule: Molecule, max_atoms: int) -> None:
+    """Fill in the edits of a molecule, valid or not."""
+    _replace(molecule)
+    _change_pair(molecule)
+    _move_bond(molecule)
+    _shift_order(molecule)
+    _cross(molecule)
+    _remove(molecule)
+    _turn(molecule)
     if molecule.n < max_atoms:
-        count = _add(molecule, count)
-        count = _insert(molecule, count)
-    return count
+        _add(molecule)
+        _insert(molecule)
 
 
 @compiled
-def _append(molecule: Molecule, count: int, entries: tuple[Any, ...]) -> int:
+def _append(molecule: Molecule, entries: tuple[Any, ...]) -> None:
     """Append the edit that sets the entries (i, j, value, i, j, value, …)."""
-    molecule.edits[count, 0] = len(entries) // 3
+    at = molecule.listed[0]
+    molecule.edits[at, 0] = len(entries) // 3
     for k in range(len(entries)):
-        molecule.edits[count, 1 + k] = entries[k]
-    return count + 1
+        molecule.edits[at, 1 + k] = entries[k]
+    molecule.listed[0] = at + 1
 
 
 @compiled
-def _replace(molecule: Molecule, count: int) -> int:
+def _replace(molecule: Molecule) -> None:
     """Change the element of an atom."""
     for i in range(molecule.n):
         for element in molecule.elements:
             if element != molecule.matrix[i, i]:
-                count = _append(molecule, count, (i, i, element))
-    return count
+                _append(molecule, (i, i, element))
 
 
 @compiled
-def _swap(molecule: Molecule, count: int) -> int:
-    """Exchange two atoms of different elements."""
+def _change_pair(molecule: Molecule) -> None:
+    """Exchange two atoms of different elements; make, break or change a bond."""
     for i in range(molecule.n):
         for j in range(i + 1, molecule.n):
             a, b = molecule.matrix[i, i], molecule.matrix[j, j]
             if a != b:
-                count = _append(molecule, count, (i, i, b, j, j, a))
-    return count
-
-
-@compiled
-def _set_bond(molecule: Molecule, count: int) -> int:
-    """Make, break or change a bond."""
-    for i in range(molecule.n):
-        for j in range(i + 1, molecule.n):
+                _append(molecule, (i, i, b, j, j, a))
             for order in range(HIGHEST + 1):
                 if order != molecule.matrix[i, j]:
-                    count = _append(molecule, count, (i, j, order))
-    return count
+                    _append(molecule, (i, j, order))
 
 
 @compiled
-def _move_bond(molecule: Molecule, count: int) -> int:
+def _move_bond(molecule: Molecule) -> None:
     """Turn a bond i–j into i–k."""
     for pair in molecule.pairs:
         for side in range(2):
             i, j = pair[side], pair[1 - side]
             for k in range(molecule.n):
                 if k != i and k != j and not molecule.matrix[i, k]:
-                    count = _append(molecule, count, (i, k, molecule.matrix[i, j], i, j, 0))
-    return count
+                    _append(molecule, (i, k, molecule.matrix[i, j], i, j, 0))
 
 
 @compiled
-def _shift_order(molecule: Molecule, count: int) -> int:
+def _shift_order(molecule: Molecule) -> None:
     """Move one order from a bond to another."""
     for i, j in molecule.pairs:
         for k, m in molecule.pairs:
             a, b = molecule.matrix[i, j], molecule.matrix[k, m]
             if (i != k or j != m) and a > 1 and b < HIGHEST:
-                count = _append(molecule, count, (i, j, a - 1, k, m, b + 1))
-    return count
+                _append(molecule, (i, j, a - 1, k, m, b + 1))
 
 
 @compiled
-def _cross(molecule: Molecule, count: int) -> int:
+def _cross(molecule: Molecule) -> None:
     """Turn bonds i–j and k–m into i–m and k–j, or into i–k and j–m."""
     matrix, pairs = molecule.matrix, molecule.pairs
     for a in range(len(pairs)):
@@ -269,12 +247,11 @@ def _cross(molecule: Molecule, count: int) -> int:
                 i, j = pairs[a]
                 k, m = pairs[b, side], pairs[b, 1 - side]
                 if i != k and i != m and j != k and j != m and not matrix[i, m] and not matrix[k, j]:
-                    count = _append(molecule, count, (i, m, matrix[i, j], k, j, matrix[k, m], i, j, 0, k, m, 0))
-    return count
+                    _append(molecule, (i, m, matrix[i, j], k, j, matrix[k, m], i, j, 0, k, m, 0))
 
 
 @compiled
-def _remove(molecule: Molecule, count: int) -> int:
+def _remove(molecule: Molecule) -> None:
     """Remove an atom with at most one bond, or one between two others, which are then bonded."""
     for i in range(molecule.n):
         row = molecule.matrix[i].copy()
@@ -282,16 +259,15 @@ def _remove(molecule: Molecule, count: int) -> int:
         around = np.flatnonzero(row)
         if len(around) == 2 and not molecule.matrix[around[0], around[1]]:
             j, k = around
-            count = _append(molecule, count, (i, j, 0, i, k, 0, j, k, 1, i, i, 0))
+            _append(molecule, (i, j, 0, i, k, 0, j, k, 1, i, i, 0))
         elif len(around) == 1:
-            count = _append(molecule, count, (i, around[0], 0, i, i, 0))
+            _append(molecule, (i, around[0], 0, i, i, 0))
         elif len(around) == 0 and molecule.n > 1:
-            count = _append(molecule, count, (i, i, 0))
-    return count
+            _append(molecule, (i, i, 0))
 
 
 @compiled
-def _turn(molecule: Molecule, count: int) -> int:
+def _turn(molecule: Molecule) -> None:
     """Exchange single and double bonds that alternate around a six-membered ring a=b–c=d–e=f–a, a its first atom."""
     matrix = molecule.matrix
     double = np.argwhere(matrix == 2)
@@ -302,8 +278,7 @@ def _turn(molecule: Molecule, count: int) -> int:
             for e, f in double:
                 closes = matrix[d, e] == 1 and matrix[f, a] == 1 and _are_distinct((a, b, c, d, e, f))
                 if closes and a < min(b, c, d, e, f):
-                    count = _append(molecule, count, (a, b, 1, b, c, 2, c, d, 1, d, e, 2, e, f, 1, f, a, 2))
-    return count
+                    _append(molecule, (a, b, 1, b, c, 2, c, d, 1, d, e, 2, e, f, 1, f, a, 2))
 
 
 @compiled
@@ -316,20 +291,18 @@ def _are_distinct(atoms: tuple[int, ...]) -> bool:
 
 
 @compiled
-def _add(molecule: Molecule, count: int) -> int:
+def _add(molecule: Molecule) -> None:
     """Add an atom bonded to one."""
     for i in range(molecule.n):
         for element in molecule.elements:
             for order in range(1, HIGHEST + 1):
-                count = _append(molecule, count, (i, molecule.n, order, molecule.n, molecule.n, element))
-    return count
+                _append(molecule, (i, molecule.n, order, molecule.n, molecule.n, element))
 
 
 @compiled
-def _insert(molecule: Molecule, count: int) -> int:
+def _insert(molecule: Molecule) -> None:
     """Insert an atom into a bond."""
     n = molecule.n
     for i, j in molecule.pairs:
         for element in molecule.elements:
-            count = _append(molecule, count, (i, n, 1, n, j, 1, i, j, 0, n, n, element))
-    return count
+            _append(molecule, (i, n, 1, n, j, 1, i, j, 0, n, n, element))

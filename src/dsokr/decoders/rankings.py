@@ -19,13 +19,12 @@ from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled, run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
-from dsokr.errors import InputError, check_integers, check_number
+from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Kernel, Normalized, Scaled
 from dsokr.kernels.rankings import RankingKernel
 from dsokr.outputs import Outputs
 
 LARGEST = 24  # items ordered exactly at most: the table of their subsets takes 8 · 2^24 bytes
-ENTRIES = 2**23  # of the pairwise preferences of all rows decoded at once
 SHARE = 16  # rows that a thread takes at a time
 
 Integers = np.ndarray  # of int64
@@ -64,11 +63,10 @@ class RankingDecoder(Decoder):
 
         The score of a full ranking is then t² (2⟨w, e(σ)⟩ − ‖e(σ)‖²).
         """
-        embedding = self.kernel().embedding(basis.anchors)
-        if isinstance(basis.kernel, self.kernel):
-            return combine_anchors(basis, z) @ embedding
-        scales = self._scale(basis, basis.anchors) / self._scale(basis, _any_ranking(basis))
-        return (combine_anchors(basis, z) * scales) @ embedding
+        c = combine_anchors(basis, z)
+        if not isinstance(basis.kernel, self.kernel):
+            c = c * self._scale(basis, basis.anchors) / self._scale(basis, _any_ranking(basis))
+        return c @ self.kernel().embedding(basis.anchors)
 
     def _scale(self, basis: SketchedBasis, rankings: Tensor) -> Tensor:  # (n,)
         """t(σ) = √k(σ, σ) / ‖e(σ)‖: constant if the kernel is scaled, ‖e(σ)‖⁻¹ if it is normalised."""
@@ -83,8 +81,7 @@ def _any_ranking(basis: SketchedBasis) -> Tensor:  # (1, d)
 
 def _first_position(rankings: Tensor) -> int:
     """Whether positions are counted from 0 or from 1. Items that are not ranked have negative ones."""
-    ranked = rankings[rankings >= 0]
-    return int(len(ranked) > 0 and bool((ranked >= 1).all()))
+    return int(bool(((rankings < 0) | (rankings >= 1)).all() and (rankings >= 1).any()))
 
 
 @dataclass(frozen=True)
@@ -165,8 +162,7 @@ class Kemeny(RankingDecoder):
     exact_up_to: int = 16
 
     def __post_init__(self) -> None:
-        check_integers(self, exact_up_to=1)
-        check_number(self, "exact_up_to", f"at most {LARGEST}", self.exact_up_to <= LARGEST)
+        check_fields(self, exact_up_to=f"[1, {LARGEST}]")
 
     def bound(self, basis: SketchedBasis, z: Tensor) -> Tensor:  # (n,)
         """Scores that no full ranking exceeds: those of a ranking with all pairs of items in the order w prefers.
@@ -182,23 +178,17 @@ class Kemeny(RankingDecoder):
         d = start.shape[1]
         first, second = np.triu_indices(d, 1)
         positions = np.empty(start.shape, np.int64)
-        for rows in np.array_split(np.arange(len(w)), -(-len(w) * d * d // ENTRIES)):
-            before = np.zeros((len(rows), d, d))  # [:, i, j] is what i before j adds
-            before[:, first, second], before[:, second, first] = w[rows], -w[rows]
-            positions[rows] = self._order(before, start[rows])
-        return positions
-
-    def _order(self, before: Floats, start: Floats) -> Integers:  # (n, d, d), (n, d) -> (n, d)
-        by_wins, group = _find_groups(before)
-        by_start = np.lexsort((start, group), axis=1)
-        positions = np.empty(start.shape, np.int64)
 
         def work(begin: int, end: int) -> None:
-            for row in range(begin, end):
-                sizes = np.bincount(group[row])
-                _rank(before[row], by_wins[row], by_start[row], sizes, self.exact_up_to, positions[row])
+            before = np.zeros((end - begin, d, d))  # [:, i, j] is what i before j adds
+            before[:, first, second], before[:, second, first] = w[begin:end], -w[begin:end]
+            by_wins, group = _find_groups(before)
+            by_start = np.lexsort((start[begin:end], group), axis=1)
+            for row in range(end - begin):
+                sizes, found = np.bincount(group[row]), positions[begin + row]
+                _rank(before[row], by_wins[row], by_start[row], sizes, self.exact_up_to, found)
 
-        run_in_threads(work, len(before), SHARE)
+        run_in_threads(work, len(w), SHARE)
         return positions
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from dsokr.basis import BLOCK, SketchedBasis
 from dsokr.errors import InputError, check_k
-from dsokr.metrics.retrieval import check_truth
+from dsokr.metrics.scores import check_truth
 from dsokr.outputs import Form, blocks, canonical, count, take
 from dsokr.rules import SAMPLE, TINY, Rule, Ties, affine, check_rule, constant, score, score_pairs
 
@@ -54,8 +54,9 @@ class Scan:
         self.scores = F.pad(self.scores, (0, more), value=-torch.inf)
         factor, offset = affine(self.rule, diag, squared)
         block = _Block(psi, squared, factor, offset + bonus)
-        for start in range(0, len(self.z), QUERIES):
-            self._add(block, slice(start, start + QUERIES))
+        step = QUERIES if self.z.device.type == "cpu" else 16 * QUERIES
+        for start in range(0, len(self.z), step):
+            self._add(block, slice(start, start + step))
         self.seen += len(psi)
 
     def _add(self, block: _Block, rows: slice) -> None:

@@ -39,40 +39,30 @@ class Pool(NamedTuple):
     names: np.ndarray  # (places,) uint64, equal for strings with the same n-grams
 
 
+@compiled
 def search(
     goal: NGramObjective, seeds: np.ndarray, beam: int, starts: int, known: np.ndarray, sizes: np.ndarray
 ) -> Pool:
     """Return the best strings of: the known ones, and what climbs from these and from the beam's best lead to."""
-    pool, ends = _new_pool(2 * starts, known.shape[1]), _new_pool(starts, known.shape[1])
-    _search(goal, seeds, np.zeros((2, beam, known.shape[1]), np.int64), known, sizes, ends, pool)
-    return pool
-
-
-def _new_pool(places: int, width: int) -> Pool:
-    letters, names = np.zeros((places, width), np.int64), np.zeros(places, np.uint64)
-    return Pool(letters, np.full(places, -1), np.full(places, -np.inf), names)
-
-
-@compiled
-def _search(
-    goal: NGramObjective,
-    seeds: np.ndarray,
-    paths: np.ndarray,
-    known: np.ndarray,
-    sizes: np.ndarray,
-    ends: Pool,
-    pool: Pool,
-) -> None:
-    held = np.empty((len(goal.sizes), known.shape[1]), np.int64)
+    width = known.shape[1]
+    pool, ends = _new_pool(2 * starts, width), _new_pool(starts, width)
+    held = np.empty((len(goal.sizes), width), np.int64)
     for s in range(len(known)):
         linear, squared, name = _measure(goal, known[s], sizes[s], held)
         _offer(pool, known[s], sizes[s], _score(goal, linear, squared, sizes[s]), name)
     for s in range(len(known)):
         _climb(goal, known[s], sizes[s], pool)
-    _grow(goal, seeds, paths, ends, held)
-    for s in range(len(ends.sizes)):
+    _grow(goal, seeds, np.zeros((2, beam, width), np.int64), ends, held)
+    for s in range(starts):
         if ends.sizes[s] >= 0:
             _climb(goal, ends.letters[s], ends.sizes[s], pool)
+    return pool
+
+
+@compiled
+def _new_pool(places: int, width: int) -> Pool:
+    letters, names = np.zeros((places, width), np.int64), np.zeros(places, np.uint64)
+    return Pool(letters, np.full(places, -1), np.full(places, -np.inf), names)
 
 
 @compiled
@@ -81,9 +71,7 @@ def _grow(goal: NGramObjective, seeds: np.ndarray, paths: np.ndarray, ends: Pool
 
     ``paths`` holds the strings of this size and of the next one, by turns.
     """
-    size, longest, beam = seeds.shape[1], len(goal.prior) - 1, paths.shape[1]
-    while goal.prior[longest] == -np.inf:
-        longest -= 1
+    size, longest, beam = seeds.shape[1], np.flatnonzero(goal.prior > -np.inf)[-1], paths.shape[1]
     linear, squared, names = np.empty(len(seeds)), np.empty(len(seeds)), np.empty(len(seeds), np.uint64)
     for s in range(len(seeds)):
         linear[s], squared[s], names[s] = _measure(goal, seeds[s], size, held)
@@ -312,20 +300,18 @@ def _beats(score: float, other: float) -> bool:
 @compiled
 def _offer(pool: Pool, y: np.ndarray, size: int, score: float, name: np.uint64) -> None:
     """Insert y behind those that score the same, unless its n-grams are in the pool already."""
-    if score == -np.inf:
-        return
+    at = len(pool.sizes) - 1
     for j in range(len(pool.sizes)):
         if pool.sizes[j] == size and pool.names[j] == name:
             return
-    at = len(pool.sizes)
+    if not _beats(score, pool.scores[at]):
+        return
     while at > 0 and _beats(score, pool.scores[at - 1]):
+        _copy(pool.letters[at - 1], pool.sizes[at - 1], pool.letters[at])
+        pool.sizes[at], pool.scores[at], pool.names[at] = pool.sizes[at - 1], pool.scores[at - 1], pool.names[at - 1]
         at -= 1
-    for j in range(len(pool.sizes) - 1, at, -1):
-        _copy(pool.letters[j - 1], pool.sizes[j - 1], pool.letters[j])
-        pool.sizes[j], pool.scores[j], pool.names[j] = pool.sizes[j - 1], pool.scores[j - 1], pool.names[j - 1]
-    if at < len(pool.sizes):
-        _copy(y, size, pool.letters[at])
-        pool.sizes[at], pool.scores[at], pool.names[at] = size, score, name
+    _copy(y, size, pool.letters[at])
+    pool.sizes[at], pool.scores[at], pool.names[at] = size, score, name
 
 
 @compiled

@@ -15,15 +15,15 @@ from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import run_in_threads
 from dsokr.decoders.base import Decoder, choose_best, combine_anchors
-from dsokr.decoders.scan import EmbeddedOutputs, Ranking
+from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.decoders.string_search import NGramObjective, Pool, search
-from dsokr.errors import InputError, check_choice, check_integers, check_number
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import starts_of
 from dsokr.kernels import Kernel
 from dsokr.kernels.hashing import build_table
 from dsokr.kernels.strings import encode
 from dsokr.outputs import Outputs, take
-from dsokr.rules import RULES, Rule, largest, score
+from dsokr.rules import Rule
 
 MARGIN = 2  # letters by which an answer may be longer than all known strings
 ROWS = 256  # rows of coordinates decoded at once
@@ -74,10 +74,7 @@ class NGram(Decoder):
     rule: Rule = "kernel"
 
     def __post_init__(self) -> None:
-        limits = {name: 0 for name in ("shortest", "longest") if getattr(self, name) is not None}
-        check_integers(self, beam=1, starts=1, **limits)
-        check_number(self, "length_prior", "finite and not negative", 0 <= self.length_prior < np.inf)
-        check_choice(self, "rule", RULES)
+        check_fields(self, shortest=0, longest=0)
 
     def check(self, kernel: Kernel) -> None:
         if not isinstance(_plain(kernel), kernels.NGram):
@@ -90,8 +87,8 @@ class NGram(Decoder):
         space = Space.of(basis, known.outputs)
         lengths = np.array(list(map(len, known.outputs)))
         prior = self._log_prior(space, lengths)
-        bonus = torch.from_numpy(prior[lengths]).to(z)
-        parts = [self._solve_block(space, block, known, bonus, prior) for block in z.split(ROWS)]
+        allowed = known.select(torch.from_numpy(np.flatnonzero(prior[lengths] > -np.inf)).to(z.device))
+        parts = [self._solve_block(space, block, allowed, prior) for block in z.split(ROWS)]
         strings, scores = zip(*parts, strict=True)
         return list(chain.from_iterable(strings)), torch.cat(scores)
 
@@ -113,18 +110,20 @@ class NGram(Decoder):
         return prior
 
     def _solve_block(
-        self, space: Space, z: Tensor, known: EmbeddedOutputs, bonus: Tensor, prior: np.ndarray
+        self, space: Space, z: Tensor, known: EmbeddedOutputs, prior: np.ndarray
     ) -> tuple[list[str], Tensor]:
-        starts = [take(known.outputs, row) for row in top_known(known, bonus, z, self.starts, "kernel").indices]
+        bonus = gains(prior, known.outputs).to(z)
+        starts = [take(known.outputs, row) for row in known.top(z, self.starts, "kernel", bonus).indices]
         pools = self._search(space, z, starts, prior)
         found = [space.spell(pool) for pool in pools]
         if self.rule == "kernel":
             first = [pool.scores[0] - prior[pool.sizes[0]] for pool in pools]
             return [row[0] for row in found], torch.tensor(first, dtype=z.dtype, device=z.device)
-        nearest = top_known(known, bonus, z, 1, self.rule)
+        best = known.top(z, 1, self.rule, bonus)
+        own = bonus[best.indices]
         strings, owners = list(chain.from_iterable(found)), np.repeat(np.arange(len(found)), list(map(len, found)))
-        gains = torch.cat([bonus[nearest.indices.flatten()], torch.from_numpy(prior[list(map(len, strings))]).to(z)])
-        return choose_best(z, known, nearest, strings, owners, self.rule, gains)
+        total = torch.cat([own.flatten(), gains(prior, strings).to(z)])
+        return choose_best(z, known, best._replace(scores=best.scores - own), strings, owners, self.rule, total)
 
     def _search(self, space: Space, z: Tensor, starts: list[list[str]], prior: np.ndarray) -> list[Pool]:
         """The best strings for every row, by the paper's rule."""
@@ -140,16 +139,9 @@ class NGram(Decoder):
         return pools
 
 
-def top_known(known: EmbeddedOutputs, bonus: Tensor, z: Tensor, k: int, rule: Rule) -> Ranking:
-    """The k known outputs with the best score plus bonus, or fewer: a bonus of −∞ excludes an output."""
-    k = min(k, int((bonus > -torch.inf).sum()))
-    best, positions = z.new_empty(len(z), 0), torch.empty(len(z), 0, dtype=torch.long, device=z.device)
-    for where, psi, diag in known.blocks() if k else ():
-        best = torch.cat([best, score(z, psi, diag, rule) + bonus[where]], dim=1)
-        new = torch.arange(where.start, where.start + len(psi), device=z.device)
-        best, columns = largest(best, min(k, best.shape[1]))
-        positions = torch.cat([positions, new.expand(len(z), -1)], dim=1).gather(1, columns)
-    return Ranking(positions, best - bonus[positions])
+def gains(prior: np.ndarray, strings: list[str]) -> Tensor:  # (n,)
+    """What the prior of their lengths adds to the scores of strings."""
+    return torch.from_numpy(prior[list(map(len, strings))])
 
 
 def _plain(kernel: Kernel) -> Kernel:
@@ -180,10 +172,9 @@ class Space:
         codes, owners, kinds = _find_grams(basis.anchors, alphabet, sizes)
         codes, columns = np.unique(offsets[kinds] + codes, return_inverse=True)
         counts = sp.csr_array((factors[kinds], (owners, columns)), shape=(len(basis.anchors), len(codes)))
-        longest = kinds.max()
+        longest, nothing = kinds.max(), np.empty(0)
         seeds = (codes[codes >= offsets[longest], None] - offsets[longest]) // _powers(base, sizes[longest]) % base
         table, normalised = (codes, build_table(codes)), basis.kernel is not kernel
-        nothing = np.empty(0)
         objective = NGramObjective(nothing, *table, sizes, offsets, factors, base, normalised, nothing)
         return Space(basis, alphabet, counts, seeds, objective)
 
@@ -210,13 +201,13 @@ def _find_grams(strings: Outputs, alphabet: np.ndarray, sizes: np.ndarray) -> tu
     """All n-grams as numbers in base A; for each, the string that it is in and the position of its n in ``sizes``."""
     points, starts = encode(strings)
     letters, owner = np.searchsorted(alphabet, points), np.repeat(np.arange(len(strings)), np.diff(starts))
-    codes, owners, kinds = [], [], []
+    parts = []
     for kind, n in enumerate(sizes):
         inside = np.flatnonzero(np.arange(n, n + len(letters)) <= starts[owner + 1])
-        codes.append(letters[inside[:, None] + np.arange(n)] @ _powers(len(alphabet), n))
-        owners.append(owner[inside])
-        kinds.append(np.full(len(inside), kind))
-    return np.concatenate(codes), np.concatenate(owners), np.concatenate(kinds)
+        codes = letters[inside[:, None] + np.arange(n)] @ _powers(len(alphabet), n)
+        parts.append((codes, owner[inside], np.full(len(inside), kind)))
+    codes, owners, kinds = map(np.concatenate, zip(*parts, strict=True))
+    return codes, owners, kinds
 
 
 def _powers(base: int, n: int) -> np.ndarray:  # (n,)

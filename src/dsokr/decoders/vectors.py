@@ -11,10 +11,10 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors
 from dsokr.basis import SketchedBasis
 from dsokr.decoders.base import Decoder, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
-from dsokr.errors import InputError, KernelError, check_choice, check_integers
+from dsokr.errors import InputError, KernelError, check_fields
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial
 from dsokr.outputs import Form, Outputs
-from dsokr.rules import RULES, Rule, score_pairs
+from dsokr.rules import Rule, score_pairs
 
 POINTS = 1024  # vectors moved at once
 CONVERGED = 1e-12  # ascent stops when all steps are shorter than this share of the outputs' spread
@@ -98,13 +98,10 @@ class Gradient(Decoder):
     kernels = (Linear, Cosine, Gaussian, Laplacian, Polynomial)
 
     def __post_init__(self) -> None:
-        check_integers(self, steps=1, starts=1)
-        check_choice(self, "rule", RULES)
-        if not isinstance(self.constraint, Box | Simplex | None):
-            raise InputError(f"Gradient.constraint must be None, Box(low, high) or Simplex(). Got {self.constraint!r}.")
+        check_fields(self)
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
-        if not isinstance(outputs, Tensor) or not form.is_real:
+        if not isinstance(outputs, Tensor) or "float" not in form.dtype:
             raise InputError(
                 f"Gradient finds real vectors. Got outputs as {form.kind!r}, of type {form.dtype or 'object'}. "
                 "Pass dense floats if answers between the outputs make sense, or use Candidates()."
@@ -113,9 +110,8 @@ class Gradient(Decoder):
     @torch.inference_mode(False)
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         rows, width = known.outputs.to(z), basis.anchors.shape[1]
-        if rows.shape[1] != width:
-            got = f"Got {rows.shape[1]}."
-            raise InputError(f"Candidates must have {width} coordinates, as the outputs of the basis. {got}")
+        if (got := rows.shape[1]) != width:
+            raise InputError(f"Candidates must have {width} coordinates, as the outputs of the basis. Got {got}.")
         if isinstance(basis.kernel, Linear) and self.rule == "kernel":
             y = self._project(combine_anchors(basis, z) @ basis.anchors)
             return y, prepare_score(basis, z, self.rule)(y)

@@ -1,4 +1,5 @@
 """Candidates on disk, by their coordinates: built once, searched many times."""
 
+from dsokr.files import fingerprint
 from dsokr.index.build import Block, BuildOptions, Progress, build
-from dsokr.index.candidates import CandidateIndex, Head, fingerprint
+from dsokr.index.candidates import CandidateIndex, Head

@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dsokr.errors import InputError, check_choice, check_number
+from dsokr.errors import InputError, check_fields
 from dsokr.files import check_place, lock_folder, replace_file
 from dsokr.index.candidates import FILES, HEAD, Arrays, CandidateIndex, Head, faiss_file, import_faiss, map_arrays
-from dsokr.rules import Rule, as_points, check_rule
+from dsokr.rules import Rule, as_points
 
-DTYPES = ("float32", "float16")
 COMMIT_SECONDS = 5.0  # the most work that a crash can lose
 RECALL_AT, RECALL_QUERIES = 10, 256
 STEPS = [step for power in range(2, 11) for step in (2**power, 3 * 2 ** (power - 1))]  # 4, 6, 8, 12, 16, ...
@@ -52,17 +51,13 @@ class BuildOptions:
     a FAISS search is the least that reaches ``recall`` of the 10 best.
     """
 
-    kind: str | None = None
+    kind: Literal["exact", "hnsw", "ivfpq"] | None = None
     rule: Rule | None = None
-    dtype: str = "float32"
+    dtype: Literal["float32", "float16"] = "float32"
     recall: float = 0.95
 
     def __post_init__(self) -> None:
-        check_choice(self, "kind", (None, "exact", *EFFORTS))
-        check_choice(self, "dtype", DTYPES)
-        check_number(self, "recall", "in (0, 1]", 0 < self.recall <= 1)
-        if self.rule is not None:
-            check_rule(self.rule)
+        check_fields(self, recall="(0, 1]")
 
 
 class Progress(NamedTuple):

@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsokr import files
-from dsokr.basis import SketchedBasis
 from dsokr.decoders.scan import QUERIES, Ranking, Scan, multiply_pairs
 from dsokr.errors import InputError, ModelFolderError, check_k, import_extra
 from dsokr.rules import Rule, affine, as_queries, constant, largest
@@ -40,11 +39,6 @@ SCORES = 2**20  # computed at once in an exact search,
 NUMBERS = 2**24  # from at most this many coordinates of candidates
 PARAMETERS = {"hnsw": "efSearch", "ivfpq": "nprobe"}  # the effort of a FAISS search
 HITS = {"hnsw": 2, "ivfpq": 20}  # times k: how many candidates FAISS finds, to be scored again
-
-
-def fingerprint(basis: SketchedBasis) -> str:
-    """Return a hash of everything that coordinates depend on: an index belongs to one basis."""
-    return files.fingerprint(basis)
 
 
 @dataclass(frozen=True)
@@ -121,8 +115,8 @@ def map_arrays(folder: Path, head: Head) -> Arrays:
 def _map(file: Path, dtype: str, head: Head) -> Tensor:
     size, expected = file.stat().st_size if file.is_file() else 0, head.sizes[file.name]
     if size != expected:
-        found = f"{file} has {size:,} of {expected:,} bytes"
-        raise ModelFolderError(f"The index is damaged: {found}. Build it again, with --restart.")
+        found = f"{size:,} of {expected:,} bytes"
+        raise ModelFolderError(f"The index is damaged: {file} has {found}. Build it again, with --restart.")
     return torch.from_numpy(np.memmap(file, dtype, mode="c"))  # "c": torch warns of memory that is read-only
 
 
@@ -188,10 +182,8 @@ class CandidateIndex:
         z = self._check(z)
         scan = Scan(z, k, rule)
         block = max(1, min(SCORES // max(1, min(len(z), QUERIES)), NUMBERS // self.head.dim))
-        psi, diag, squared = self.arrays[:3]
         for start in range(0, len(self), block):
-            where = slice(start, start + block)
-            scan.add(psi[where], diag[where], squared[where])
+            scan.add(*(part[start : start + block] for part in self.arrays[:3]))
         return scan.ranking()
 
     def cosines(self, z: Tensor, indices: Tensor) -> Tensor:  # (n, k)

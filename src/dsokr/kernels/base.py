@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsokr.errors import InputError, UndefinedAt, check_number
+from dsokr.errors import InputError, UndefinedAt, check_fields
 from dsokr.outputs import Outputs, ViewBatch, blocks, count, take
 
 Evaluate = Callable[[Outputs], Tensor]
@@ -123,7 +123,7 @@ class Scaled(Kernel):
     factor: float
 
     def __post_init__(self) -> None:
-        check_number(self, "factor", "positive", self.factor > 0)
+        check_fields(self, factor="(0, inf)")
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
         return self.factor * self.kernel(a, b)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsokr.compute import compiled, inlined
-from dsokr.errors import check_integers
+from dsokr.errors import check_fields
 from dsokr.graphs import GraphBatch, starts_of
 from dsokr.kernels.features import FeatureKernel, Features, check_features
 from dsokr.kernels.hashing import mix, pair
@@ -86,7 +86,7 @@ class WeisfeilerLehman(FeatureKernel):
     base: FeatureKernel = VertexHistogram()
 
     def __post_init__(self) -> None:
-        check_integers(self, iterations=0)
+        check_fields(self, iterations=0)
         check_features(self, "base", self.base)
 
     def features(self, ys: Outputs) -> Features:
@@ -118,7 +118,7 @@ class NSPD(FeatureKernel):
     distance: int
 
     def __post_init__(self) -> None:
-        check_integers(self, radius=0, distance=0)
+        check_fields(self, radius=0, distance=0)
 
     def features(self, ys: Outputs) -> Features:
         batch = GraphBatch.of(ys)

@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 
 from dsokr.compute import compiled
-from dsokr.errors import InputError, check_integers, check_number
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import starts_of
 from dsokr.kernels.features import FeatureKernel, Features
 from dsokr.kernels.hashing import pair
@@ -31,7 +31,7 @@ class NGram(FeatureKernel):
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_integers(self, n=1)
+        check_fields(self)
         if len(set(self._lengths())) < max(1, len(self._lengths())):
             raise InputError(f"NGram.n must be different lengths, at least one. Got {self.n}.")
         if self.weights is not None and (len(self.weights) != len(self._lengths()) or not min(self.weights) > 0):
@@ -64,8 +64,7 @@ class GappyNGram(FeatureKernel):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        check_integers(self, n=1, gaps=0)
-        check_number(self, "decay", "in (0, 1]", 0 < self.decay <= 1)
+        check_fields(self, gaps=0, decay="(0, 1]")
 
     def features(self, ys: Outputs) -> Features:
         offsets = np.array([(0, *rest) for rest in combinations(range(1, self.n + self.gaps), self.n - 1)])
@@ -90,7 +89,7 @@ class Mismatch(FeatureKernel):
     alphabet: str
 
     def __post_init__(self) -> None:
-        check_integers(self, n=1, mismatches=0)
+        check_fields(self, mismatches=0)
         if self.mismatches > self.n:
             raise InputError(f"Mismatch.mismatches must be at most n={self.n}. Got {self.mismatches}.")
         if not self.alphabet or len(set(self.alphabet)) < len(self.alphabet):

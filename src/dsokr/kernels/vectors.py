@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics.pairwise import manhattan_distances
 from torch import Tensor
 
-from dsokr.errors import InputError, check_integers, check_number
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import starts_of
 from dsokr.kernels.base import Evaluate, Kernel, Normalized, UnitKernel
 from dsokr.kernels.features import Features, Postings
@@ -112,7 +112,7 @@ class Gaussian(UnitKernel):
     gamma: float
 
     def __post_init__(self) -> None:
-        check_number(self, "gamma", "positive", self.gamma > 0)
+        check_fields(self, gamma="(0, inf)")
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:  # −‖a − b‖² / 2 = ⟨a, b⟩ − (‖a‖² + ‖b‖²) / 2
         a, b = as_pair(a, b)
@@ -135,7 +135,7 @@ class Laplacian(UnitKernel):
     gamma: float
 
     def __post_init__(self) -> None:
-        check_number(self, "gamma", "positive", self.gamma > 0)
+        check_fields(self, gamma="(0, inf)")
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
         return absolute_distances(*as_pair(a, b)).mul_(-self.gamma).exp_()
@@ -153,8 +153,7 @@ class Polynomial(Kernel):
     offset: float = 1.0
 
     def __post_init__(self) -> None:
-        check_integers(self, degree=1)
-        check_number(self, "offset", "at least 0", self.offset >= 0)
+        check_fields(self)
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
         return inner(*as_pair(a, b)).add_(self.offset).pow_(self.degree)

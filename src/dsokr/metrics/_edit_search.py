@@ -123,9 +123,8 @@ def advance(search: Search) -> bool:
 @compiled
 def read_bounds(search: Search) -> tuple[int, int]:
     """The lower and upper bound on the distance established so far."""
-    best, lower = search.partial.tally[BEST], FAR
-    for bound in search.bound[: search.partial.tally[DEPTH] + 1].flat:
-        lower = min(lower, bound)  # type: ignore[assignment] # compiled for integers
+    best, bounds = search.partial.tally[BEST], search.bound[: search.partial.tally[DEPTH] + 1]
+    lower = bounds.min() if bounds.size else FAR
     return min(best, _round_up(lower)), best
 
 
@@ -156,10 +155,7 @@ def _find_twins(labels: Integers, edges: Integers) -> Integers:
 @compiled
 def _empty_mapping(pair: Pair, kinds: int) -> Partial:
     n, m = pair.row_labels.size, pair.column_labels.size
-    anchored = np.empty((n, m), np.int64)
-    for i in range(n):
-        for j in range(m):
-            anchored[i, j] = 0 if pair.row_labels[i] == pair.column_labels[j] else 2
+    anchored = 2 * (pair.row_labels[:, np.newaxis] != pair.column_labels).astype(np.int64)
     row_open, column_open = _count_edges(pair.row_edges, kinds), _count_edges(pair.column_edges, kinds)
     unmapped, taken = np.full(n, -1, np.int64), np.zeros(m, np.bool_)
     return Partial(unmapped, taken, anchored, 2 + column_open[:, 0], row_open, column_open, np.array([0, 0, FAR]))
@@ -183,10 +179,8 @@ def _descend(search: Search) -> bool:
     tally = search.partial.tally
     while True:
         depth = tally[DEPTH]
-        bounds, best = search.bound[depth], 0
-        for j in range(1, bounds.size):
-            if bounds[j] < bounds[best]:
-                best = j
+        bounds = search.bound[depth]
+        best = bounds.argmin() if bounds.size else 0
         if bounds.size and _round_up(bounds[best]) < tally[BEST]:
             bounds[best] = FAR
             _map(search.pair, search.partial, search.row[depth], best, 1)

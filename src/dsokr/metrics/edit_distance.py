@@ -29,10 +29,7 @@ class Bounds(NamedTuple):
 
 
 def edit_distance(
-    a: Graph | Iterable[Graph],
-    b: Graph | Iterable[Graph],
-    edge_labels: bool = True,
-    timeout: float | None = None,
+    a: Graph | Iterable[Graph], b: Graph | Iterable[Graph], edge_labels: bool = True, timeout: float | None = None
 ) -> Tensor:  # (n,)
     """Return the least number of edits that turn a_i into b_i, for every pair of graphs (a_i, b_i).
 
@@ -66,10 +63,7 @@ def edit_distance(
 
 
 def edit_distance_bounds(
-    a: Graph | Iterable[Graph],
-    b: Graph | Iterable[Graph],
-    edge_labels: bool = True,
-    timeout: float | None = None,
+    a: Graph | Iterable[Graph], b: Graph | Iterable[Graph], edge_labels: bool = True, timeout: float | None = None
 ) -> Bounds:
     """Return bounds on ``edit_distance(a, b, edge_labels)`` that are equal for pairs solved within ``timeout`` seconds.
 
@@ -89,8 +83,7 @@ def edit_distance_bounds(
         )
     found = np.empty((len(right) if isinstance(a, Graph) else len(left), 2), np.int64)
     _search_all(*_encode(left, right, edge_labels), found, np.inf if timeout is None else timeout)
-    bounds = torch.from_numpy(found).T.to(torch.float64, memory_format=torch.contiguous_format)
-    return Bounds(bounds[0], bounds[1])
+    return Bounds(*torch.from_numpy(np.ascontiguousarray(found.T, dtype=np.float64)))
 
 
 def _as_batch(graphs: Graph | Iterable[Graph], name: str) -> GraphBatch:

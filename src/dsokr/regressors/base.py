@@ -18,7 +18,7 @@ Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a num
 Score = Callable[[Tensor], float] | None  # coordinates of the validation inputs (n, p) -> a number, larger is better
 Monitor = Literal["loss", "mrr"] | Metric
 Reads = Literal["raw", "numbers", "both"]
-State = dict[str, Any]  # tensors, values that JSON can hold, and dictionaries of them
+State = dict[str, Any]  # tensors, arrays, canonical outputs, what JSON can hold, and dictionaries of them
 
 
 class Targets(NamedTuple):
@@ -65,20 +65,14 @@ class Regressor(ABC):
     """Specifies how to learn x -> coordinates. Frozen; :meth:`fit` returns the learned function.
 
     ``reads`` says what it is given: inputs as the user gave them ("raw"), a table of numbers made of them ("numbers"),
-    dense with NaN where a value is missing, or sparse, or ``Inputs`` with "both". ``validation_fraction`` is the share of the pairs
-    to hold out when there are no validation pairs. ``monitor`` says what is best on them: the loss, the mean reciprocal
-    rank of the truth ("mrr"), or a metric of decoded outputs.
+    dense with NaN where a value is missing, or sparse, or "both", as ``Inputs``. ``validation_fraction`` is the share
+    of the pairs to hold out when there are no validation pairs. ``monitor`` says what is best on them: the loss, the
+    mean reciprocal rank of the truth ("mrr"), or a metric of decoded outputs.
     """
 
     reads: Reads = "raw"
-
-    @property
-    def validation_fraction(self) -> float:
-        return 0.0
-
-    @property
-    def monitor(self) -> Monitor:
-        return "loss"
+    validation_fraction: float = 0.0
+    monitor: Monitor = "loss"
 
     @abstractmethod
     def fit(

@@ -2,9 +2,8 @@
 
 import csv
 import math
-import shutil
-import sys
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,13 +15,12 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dsokr.compute import show_progress
 from dsokr.errors import TrainingError
 from dsokr.files import replace_file
 
 MONITOR = "monitor"  # the metric by which epochs are compared, larger is better
 CHECKPOINT_EVERY = timedelta(minutes=1)
-LINE_EVERY = 10.0  # seconds between lines in a log
-REWRITE_EVERY = 0.2  # seconds between updates of the line in a terminal
 
 
 class Recorder(Callback):
@@ -121,41 +119,31 @@ class StateCheckpoint(ModelCheckpoint):
 
 
 class Progress(Callback):
-    """Prints how far the training is and the time left: a line that is rewritten in a terminal, lines in a log.
-
-    Lightning's own bars count the batches of one epoch, and fill a log with control characters.
-    """
+    """Says how far the training is and how much time is left. Lightning's own bars count the batches of one epoch."""
 
     def __init__(self, recorder: Recorder, always: bool):
-        self.recorder, self.always, self.is_terminal = recorder, always, sys.stderr.isatty()
+        self.recorder, self.always, self.shown = recorder, always, ExitStack()
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.first_epoch, self.started = trainer.current_epoch, time.monotonic()
-        self.printed = self.started
+        self.say = self.shown.enter_context(show_progress(quiet=not trainer.is_global_zero))
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *rest: Any) -> None:
         done, total = rest[-1] + 1, trainer.num_training_batches
         if done < total:
-            self._print(trainer, done / total, f"batch {done:,}/{total:,}")
+            self._say(trainer, done / total, f"batch {done:,}/{total:,}", passing=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         metrics = [f"{name} {value:.5g}" for name, value in self.recorder.rows[-1].items() if name != "epoch"]
-        self._print(trainer, 1.0, "  ".join([*metrics, f"best epoch {self.recorder.best_epoch}"]), self.always)
+        self._say(trainer, 1.0, "  ".join([*metrics, f"best epoch {self.recorder.best_epoch}"]), not self.always)
 
-    def _print(self, trainer: pl.Trainer, share: float, text: str, now: bool = False) -> None:
-        time_passed = time.monotonic() - self.printed > (REWRITE_EVERY if self.is_terminal else LINE_EVERY)
-        if not trainer.is_global_zero or not (now or time_passed):
-            return
-        self.printed, done, total = time.monotonic(), trainer.current_epoch + share, trainer.max_epochs or 0
-        left = (self.printed - self.started) * (total - done) / (done - self.first_epoch)
-        line = f"epoch {math.ceil(done)}/{total}  {text}  {timedelta(seconds=round(left))} left"
-        if self.is_terminal:
-            line = f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K"
-        print(line, end="" if self.is_terminal else "\n", file=sys.stderr, flush=True)
+    def _say(self, trainer: pl.Trainer, share: float, text: str, passing: bool) -> None:
+        done, total = trainer.current_epoch + share, trainer.max_epochs or 0
+        left = (time.monotonic() - self.started) * (total - done) / (done - self.first_epoch)
+        self.say(f"epoch {math.ceil(done)}/{total}  {text}  {timedelta(seconds=round(left))} left", passing)
 
     def on_fit_end(self, *_: Any) -> None:
-        if self.is_terminal:
-            print(file=sys.stderr)
+        self.shown.close()
 
     def on_exception(self, *_: Any) -> None:
-        self.on_fit_end()
+        self.shown.close()

@@ -13,7 +13,7 @@ import torch
 from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
 
-from dsokr.errors import InputError, check_integers
+from dsokr.errors import check_fields
 from dsokr.outputs import blocks
 from dsokr.regressors.base import Device, Fitted, Regressor, Score, State, Targets, Validation, leading_directions
 
@@ -39,8 +39,8 @@ class Forest(Regressor):
 
     >>> from dsokr import DSOKR, kernels, sketches
     >>> X = np.arange(20.0).reshape(-1, 1)
-    >>> model = DSOKR(kernels.NGram(1), sketches.Full(), Forest(10), random_state=0).fit(X, ["low"] * 10 + ["high"] * 10)
-    >>> model.predict([[3.2], [17.9]])
+    >>> model = DSOKR(kernels.NGram(1), sketches.Full(), Forest(10), random_state=0)
+    >>> model.fit(X, ["low"] * 10 + ["high"] * 10).predict([[3.2], [17.9]])
     ['low', 'high']
     """
 
@@ -52,10 +52,7 @@ class Forest(Regressor):
     reads = "numbers"
 
     def __post_init__(self) -> None:
-        check_integers(self, trees=1, directions=1, **({} if self.min_split == "auto" else {"min_split": 2}))
-        share = self.max_features
-        if share != "sqrt" and not (isinstance(share, float) and 0 < share <= 1):
-            raise InputError(f"Forest.max_features must be 'sqrt' or a share in (0, 1]. Got {share!r}.")
+        check_fields(self, min_split=2, max_features="(0, 1]")
 
     def fit(
         self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
@@ -114,13 +111,7 @@ class Forest(Regressor):
         return forest.fit(X, goals, None if weights is None else weights.cpu().numpy())
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedForest:
-        trees = Trees(*(state["trees"][name].numpy() for name in Trees._fields))
-        coordinates, parts = state["coordinates"], (state["answers"][name].numpy() for name in ANSWERS)
-        answers = sp.csr_array(tuple(parts), shape=(len(trees.feature), len(coordinates)))
-        return FittedForest(trees, answers, coordinates.to(device))
-
-
-ANSWERS = ("data", "indices", "indptr")
+        return FittedForest(Trees(**state["trees"]), state["answers"], state["coordinates"].to(device))
 
 
 class Trees(NamedTuple):
@@ -204,9 +195,7 @@ class FittedForest(Fitted):
         return _weigh(self.answers, leaves, np.ones(leaves.shape, dtype=bool))
 
     def state(self) -> State:
-        trees = {name: torch.from_numpy(part) for name, part in zip(Trees._fields, self.trees, strict=True)}
-        answers = {name: torch.from_numpy(getattr(self.answers, name)) for name in ANSWERS}
-        return {"trees": trees, "answers": answers, "coordinates": self.coordinates}
+        return {"trees": self.trees._asdict(), "answers": self.answers, "coordinates": self.coordinates}
 
 
 def _weigh(answers: sp.csr_array, leaves: np.ndarray, counts: np.ndarray) -> sp.csr_array:

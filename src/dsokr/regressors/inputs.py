@@ -2,15 +2,141 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
 import torch
+from sklearn.feature_extraction.text import HashingVectorizer
 from torch import Tensor
 
+from dsokr.errors import DSOKRError, InputError, MissingExtraError
+from dsokr.outputs import count, take
+
 Numbers = Any  # a float64 array (n, d), with NaN where a value is missing, or a CSR matrix
+Kind = Literal["number", "category", "smiles", "text"]
+
+SAMPLE, MOST = 200, 0.95  # cells that a guess looks at, and the share of them that must fit
+CATEGORIES = 50  # different texts in a column, at most, that are categories
+BITS, WORDS = 2048, 4096  # columns that fingerprints and words are hashed to
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The same inputs twice: as the user gave them, and as a table of numbers."""
+
+    raw: Any
+    numbers: Numbers
+
+    def __len__(self) -> int:
+        return count(self.raw)
+
+    def __getitem__(self, index: Any) -> Inputs:
+        return Inputs(take(self.raw, index), take(self.numbers, index))
+
+    def read_by(self, reads: str) -> Any:
+        return self if reads == "both" else self.numbers if reads == "numbers" else self.raw
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a column of cells becomes numbers.
+
+    Categories get a column each, with a one where it is the cell's. Molecules, given as SMILES, get the counts of
+    their Morgan fingerprint, texts those of their words and word pairs, each hashed.
+    """
+
+    kind: Kind
+    categories: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(cells: Sequence[Any]) -> Column:
+        given = [cell for cell in cells if not is_missing(cell)]
+        if all(isinstance(cell, int | float | np.number | np.bool_) for cell in given):
+            return Column("number")
+        texts = list(map(str, given))
+        if are_smiles(texts):
+            return Column("smiles")
+        different = sorted(set(texts))
+        has_spaces = sum(" " in text.strip() for text in different) > len(different) / 2
+        if len(different) <= min(CATEGORIES, max(2, len(texts) // 2)) and not (has_spaces and len(different) > 10):
+            return Column("category", tuple(different))
+        return Column("text")
+
+    def encode(self, cells: Sequence[Any]) -> Numbers:
+        if self.kind == "number":
+            return np.array([np.nan if is_missing(cell) else float(cell) for cell in cells])[:, None]
+        texts = ["" if is_missing(cell) else str(cell) for cell in cells]
+        if self.kind == "category":
+            return np.array([[text == name for name in self.categories] for text in texts], dtype=np.float64)
+        if self.kind == "text":
+            words = HashingVectorizer(n_features=WORDS, ngram_range=(1, 2), norm="l2", alternate_sign=False)
+            return sp.csr_array(words.transform(texts))
+        counts = import_module("dsokr.chem").fingerprints(texts, radius=2).tocoo()
+        folded = sp.coo_array((counts.data, (counts.row, counts.col % BITS)), shape=(len(texts), BITS))
+        return folded.tocsr()
+
+
+def is_missing(cell: Any) -> bool:
+    return cell is None or (not isinstance(cell, str) and str(cell) in ("nan", "<NA>", "NaT"))
+
+
+def are_smiles(texts: list[str]) -> bool:
+    """Whether texts are molecules: RDKit can read them, and they are not words."""
+    some = [text for text in texts[:SAMPLE] if text]
+    if not some or any(" " in text for text in some) or all(text.islower() or text.istitle() for text in some):
+        return False
+    try:
+        parse = import_module("dsokr.chem").canonical
+    except MissingExtraError:
+        return False
+    return sum(_is_readable(parse, text) for text in some) >= MOST * len(some)
+
+
+def _is_readable(parse: Any, text: str) -> bool:
+    try:
+        return bool(parse([text]))
+    except DSOKRError:
+        return False
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Makes tables of numbers of inputs: of columns of any cells, as an array of objects, or of a list of texts.
+
+    Arrays of numbers and sparse matrices are tables already; pictures are flattened.
+    """
+
+    columns: tuple[Column, ...] = ()  # none for arrays of numbers
+
+    @staticmethod
+    def of(X: Any) -> Encoder:
+        if isinstance(X, Tensor) or sp.issparse(X) or (isinstance(X, np.ndarray) and X.dtype != object):
+            return Encoder()
+        if isinstance(X, np.ndarray):
+            return Encoder(tuple(map(Column.of, X.T)))
+        if not isinstance(X[0], str):
+            raise InputError(f"Inputs of type {type(X[0]).__name__} are not a table of numbers, nor texts.")
+        return Encoder((Column.of(X),))
+
+    def encode(self, X: Any) -> Numbers:
+        if not self.columns:
+            rows = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+            return rows if sp.issparse(rows) else np.asarray(rows, dtype=np.float64).reshape(count(X), -1)
+        cells = X.T if isinstance(X, np.ndarray) else [X]
+        parts = [column.encode(part) for column, part in zip(self.columns, cells, strict=True)]
+        return sp.hstack(parts, format="csr") if any(map(sp.issparse, parts)) else np.hstack(parts)
+
+    def state(self) -> dict[str, Any]:
+        return {"columns": [asdict(column) for column in self.columns]}
+
+    @staticmethod
+    def restore(state: dict[str, Any]) -> Encoder:
+        columns = (Column(column["kind"], tuple(column["categories"])) for column in state["columns"])
+        return Encoder(tuple(columns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,20 +147,21 @@ class Scaler:
     spread: Tensor
 
     @staticmethod
-    def of(X: Numbers) -> Scaler:
+    def of(X: Numbers, weights: Tensor) -> Scaler:
         if sp.issparse(X):
             return Scaler(torch.empty(0), torch.empty(0))
-        with np.errstate(invalid="ignore"):
-            filled = np.where(np.isnan(X).all(axis=0), 0.0, X)  # a column without any value
-            mean, spread = np.nanmean(filled, axis=0), np.nanstd(filled, axis=0)
-        return Scaler(torch.from_numpy(mean), torch.from_numpy(np.where(spread > 0, spread, 1.0)))
+        rows, s = torch.as_tensor(X, dtype=torch.float64), weights.cpu()[:, None]
+        present = s * ~rows.isnan()
+        rows, total = rows.nan_to_num(), present.sum(dim=0).clamp(min=1e-300)
+        mean = (present * rows).sum(dim=0) / total
+        spread = ((present * (rows - mean).square()).sum(dim=0) / total).sqrt()
+        return Scaler(mean, torch.where(spread > 1e-12 * mean.abs(), spread, 1.0))
 
     def scale(self, X: Numbers) -> Any:
         """Return the scaled table as canonical rows: a float64 tensor, or a CSR matrix."""
         if sp.issparse(X):
             return sp.csr_array(X, dtype=np.float64)
-        scaled = (torch.as_tensor(X, dtype=torch.float64) - self.mean) / self.spread
-        return torch.nan_to_num(scaled, nan=0.0)
+        return ((torch.as_tensor(X, dtype=torch.float64) - self.mean) / self.spread).nan_to_num()
 
     def state(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "spread": self.spread}

@@ -12,11 +12,10 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from dsokr.errors import check_integers
+from dsokr.errors import check_fields
 from dsokr.outputs import blocks, count
 from dsokr.regressors.base import Device, Fitted, Regressor, Score, State, Targets, Validation, leading_directions
 from dsokr.regressors.inputs import Scaler
-from dsokr.saving import pack_outputs, unpack_outputs
 
 SIZES = (1, 2, 3, 5, 8, 12, 20, 35, 60, 100)  # numbers of neighbours to choose from
 DIRECTIONS = 30  # of the outputs, in which they are compared
@@ -35,8 +34,7 @@ class Neighbors(Regressor):
     reads = "numbers"
 
     def __post_init__(self) -> None:
-        if self.size is not None:
-            check_integers(self, size=1)
+        check_fields(self)
 
     def fit(
         self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
@@ -46,7 +44,7 @@ class Neighbors(Regressor):
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
     ) -> tuple[FittedNeighbors, Tensor]:
-        scaler = Scaler.of(X)
+        scaler = Scaler.of(X, targets.weighted())
         rows, n = scaler.scale(X), count(X)
         sizes = [min(self.size, n - 1)] if self.size else [k for k in SIZES if k < n] or [1]
         weights = targets.weighted().to(device)
@@ -62,9 +60,8 @@ class Neighbors(Regressor):
         return found, average(near[:, :best], found.coordinates, weights).to(targets.coordinates)
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedNeighbors:
-        rows = unpack_outputs(state["rows"], "rows", state["inputs"])
         coordinates, weights = state["coordinates"].to(device), state["weights"].to(device)
-        return FittedNeighbors(Scaler(**state["scaler"]), rows, coordinates, weights, state["size"])
+        return FittedNeighbors(Scaler(**state["scaler"]), state["rows"], coordinates, weights, state["size"])
 
 
 class FittedNeighbors(Fitted):
@@ -83,10 +80,8 @@ class FittedNeighbors(Fitted):
         return average(near, self.coordinates, self.weights)
 
     def state(self) -> State:
-        inputs: dict[str, Tensor] = {}
-        rows = pack_outputs(self.rows, "rows", inputs)
         parts = {"coordinates": self.coordinates, "weights": self.weights, "scaler": self.scaler.state()}
-        return {"rows": rows, "inputs": inputs, "size": self.size, **parts}
+        return {"rows": self.rows, "size": self.size, **parts}
 
 
 def average(near: Tensor, coordinates: Tensor, weights: Tensor) -> Tensor:  # (n, k) -> (n, p)

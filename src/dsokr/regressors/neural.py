@@ -8,15 +8,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dsokr.compute import seeded
-from dsokr.errors import InputError
-from dsokr.losses import Objective, Squared, as_loss
+from dsokr.errors import InputError, check_fields
+from dsokr.losses import Loss, Objective, Squared, as_loss
 from dsokr.outputs import take
-from dsokr.regressors.base import Device, Fitted, History, Monitor, Regressor, Score, State, Targets, Validation, complement
+from dsokr.regressors.base import (
+    Device,
+    Fitted,
+    History,
+    Monitor,
+    Reads,
+    Regressor,
+    Score,
+    State,
+    Targets,
+    Validation,
+    complement,
+)
+from dsokr.regressors.inputs import Scaler
 from dsokr.regressors.networks.base import (
     NetworkFactory,
     Standardized,
@@ -45,6 +59,7 @@ class Neural(Regressor):
     network: NetworkFactory
     loss: Objective | Callable[[Tensor], Tensor] = field(default_factory=Squared)
     training: Training = field(default_factory=Training)
+    reads: Reads = "raw"  # "numbers": a table, which is standardised, and missing values are put at the mean
 
     def __post_init__(self) -> None:
         if isinstance(self.network, nn.Module) or not callable(self.network):
@@ -52,30 +67,34 @@ class Neural(Regressor):
                 "network must be a function from p to a torch module, such as networks.MLP() or `lambda p: ...`: "
                 f"p is known only once the basis is. Got {type(self.network).__name__}."
             )
-        if not isinstance(self.training, Training):
-            raise InputError(f"training must be a Training, such as Training(epochs=50). Got {self.training!r}.")
+        check_fields(self)
 
     @property
-    def validation_fraction(self) -> float:
+    def validation_fraction(self) -> float:  # type: ignore[override] # a constant elsewhere
         return self.training.validation_fraction
 
     @property
-    def monitor(self) -> Monitor:
+    def monitor(self) -> Monitor:  # type: ignore[override]
         return self.training.monitor
 
     def fit(
         self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
     ) -> FittedNetwork:
         loss, p = as_loss(self.loss), targets.coordinates.shape[1]
-        network = build_network(self.network, p, X, seed)
+        if targets.weights is not None and not isinstance(loss, Loss):
+            raise InputError(f"{type(loss).__name__} takes no sample weights.")
+        scaler = Scaler.of(X, targets.weighted()) if self.reads == "numbers" else None
+        network = build_network(self.network, p, _scale(X, scaler), seed)
         _warn_if_narrow(network, p)
-        pairs = self._make_pairs(network, X, targets, device)
-        held_out = None if validation is None else self._make_pairs(network, *validation, device)
+        pairs = self._make_pairs(network, _scale(X, scaler), targets, device)
+        held_out = None
+        if validation is not None:
+            held_out = self._make_pairs(network, _scale(validation[0], scaler), validation[1], device)
         scaled = Standardized(network, p)
         if self.training.standardize:
             scaled.scale_to(pairs.tensors[1])
         history = train(scaled, pairs, held_out, loss, self.training, seed=seed, device=device, score=score)
-        return FittedNetwork(scaled, history)
+        return FittedNetwork(scaled, history, scaler)
 
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
@@ -97,13 +116,21 @@ class Neural(Regressor):
             factory = factory.from_files(folder)
         with seeded(0):  # the weights drawn here are replaced at once
             network = Standardized(factory(p), p)
-        network.load_state_dict(state)
-        return FittedNetwork(network.to(device).eval(), History())
+        network.load_state_dict(state["weights"])
+        scaler = None if state["scaler"] is None else Scaler(**state["scaler"])
+        return FittedNetwork(network.to(device).eval(), History(), scaler)
 
     def _make_pairs(self, network: nn.Module, X: Any, targets: Targets, device: Device) -> TensorDataset:
         where = device if self.training.keep_data_on_device else torch.device("cpu")
-        coordinates, residuals = (part.float().to(where) for part in targets)
-        return TensorDataset(prepare_inputs(network, X), coordinates, residuals)
+        parts = (part.float().to(where) for part in targets if part is not None)
+        return TensorDataset(prepare_inputs(network, X), *parts)
+
+
+def _scale(X: Any, scaler: Scaler | None) -> Any:
+    if scaler is None:
+        return X
+    rows = scaler.scale(X)
+    return torch.from_numpy(rows.toarray()) if sp.issparse(rows) else rows
 
 
 @dataclass
@@ -112,12 +139,13 @@ class FittedNetwork(Fitted):
 
     network: nn.Module
     history: History
+    scaler: Scaler | None = None
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
-        return apply_network(self.network, prepare_inputs(self.network, X)).double()
+        return apply_network(self.network, prepare_inputs(self.network, _scale(X, self.scaler))).double()
 
     def state(self) -> State:
-        return self.network.state_dict()
+        return {"weights": self.network.state_dict(), "scaler": self.scaler and self.scaler.state()}
 
     def write_files(self, folder: Path) -> None:
         call_optional(self.network, "write_files", folder)

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from dsokr import kernels
 from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
-from dsokr.errors import InputError, check_choice, check_number
+from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Cosine, Gaussian, Kernel
 from dsokr.outputs import Outputs, as_outputs, blocks, count
 from dsokr.regressors.base import (
@@ -31,7 +31,7 @@ from dsokr.regressors.base import (
     leading_directions,
 )
 from dsokr.regressors.inputs import Scaler
-from dsokr.saving import pack_outputs, parse_expression, unpack_outputs, write_expression
+from dsokr.saving import parse_expression, write_expression
 from dsokr.sketches import Full, SketchSpec, SubSample
 
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-14, 1))  # λ to choose from
@@ -74,20 +74,11 @@ class KernelRidge(Regressor):
     monitor: Monitor = "loss"
 
     def __post_init__(self) -> None:
-        for name, kind in (("kernel", Kernel), ("sketch", SketchSpec)):
-            if not isinstance(getattr(self, name), kind | None):
-                raise InputError(f"KernelRidge.{name} must be a {kind.__name__}. Got {getattr(self, name)!r}.")
-        if not self.penalties or not all(0 < penalty < math.inf for penalty in self.penalties):
-            raise InputError(
-                f"KernelRidge.regularization must be a positive number, or several. Got {self.regularization!r}."
-            )
-        check_number(self, "validation_fraction", "in [0, 1)", 0 <= self.validation_fraction < 1)
-        check_choice(self, "intercept", (True, False))
-        check_choice(self, "reads", ("raw", "numbers"))
+        check_fields(self, regularization="(0, inf)", validation_fraction="[0, 1)")
+        if not self.penalties:
+            raise InputError("KernelRidge.regularization must be positive. Got no number.")
         if self.kernel is None:
             object.__setattr__(self, "reads", "numbers")
-        if not callable(self.monitor):
-            check_choice(self, "monitor", ("loss", "mrr"))
 
     @property
     def penalties(self) -> tuple[float, ...]:
@@ -99,7 +90,7 @@ class KernelRidge(Regressor):
         self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
     ) -> FittedRidge:
         """Solve for every kernel and λ: O(n m p) time for the coordinates of n inputs, O(m² + m · block) memory."""
-        scaler = Scaler.of(X) if self.kernel is None else None
+        scaler = Scaler.of(X, targets.weighted()) if self.kernel is None else None
         X, mean = _as_rows(X, scaler), targets.mean() * self.intercept
         fits, rows = [], []
         for kernel in _list_kernels(X, seed) if self.kernel is None else (self.kernel,):
@@ -159,10 +150,9 @@ class KernelRidge(Regressor):
         yield from ({"val_loss": total / weights.sum().item()} for total in totals)
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedRidge:
-        anchors = unpack_outputs(state["anchors"], "anchors", state["inputs"])
         kernel = self.kernel or parse_expression(state["kernel"], kernels)
-        basis = SketchedBasis(kernel, anchors, state.get("sketch"), state["projection"]).to(device)
-        scaler = Scaler(**state["scaler"]) if "scaler" in state else None
+        basis = SketchedBasis(kernel, state["anchors"], state["sketch"], state["projection"]).to(device)
+        scaler = None if state["scaler"] is None else Scaler(**state["scaler"])
         weights, mean = state["weights"].to(device), state["mean"].to(device)
         return FittedRidge(scaler, basis, weights, mean, state["regularization"])
 
@@ -200,20 +190,16 @@ class FittedRidge(Fitted):
         return self.basis.embed(_as_rows(X, self.scaler)) @ self.weights + self.mean
 
     def state(self) -> State:
-        inputs: dict[str, Tensor] = {}
-        state = {
-            "anchors": pack_outputs(self.basis.anchors, "anchors", inputs),
-            "inputs": inputs,
+        return {
+            "anchors": self.basis.anchors,
+            "sketch": self.basis.weights,
+            "projection": self.basis.projection,
             "weights": self.weights,
             "mean": self.mean,
-            "projection": self.basis.projection,
             "regularization": self.regularization,
+            "scaler": self.scaler and self.scaler.state(),
+            "kernel": self.scaler and write_expression(self.basis.kernel, kernels),  # which was chosen
         }
-        if self.basis.weights is not None:
-            state["sketch"] = self.basis.weights
-        if self.scaler is not None:
-            state |= {"scaler": self.scaler.state(), "kernel": write_expression(self.basis.kernel, kernels)}
-        return state
 
 
 @dataclass(frozen=True, eq=False)

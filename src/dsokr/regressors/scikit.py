@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
-from sklearn.base import BaseEstimator, clone, is_regressor
+from sklearn.base import clone, is_regressor
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.utils import get_tags
 from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
-from dsokr.errors import InputError, ModelFolderError, check_integers, check_number, import_extra
+from dsokr.errors import InputError, ModelFolderError, check_fields, import_extra
+from dsokr.outputs import count
 from dsokr.regressors.base import Device, Fitted, Regressor, Score, State, Targets, Validation, leading_directions
 
 FILE = "regressor.skops"
@@ -50,8 +52,8 @@ class Scikit(Regressor):
     reads = "numbers"
 
     def __post_init__(self) -> None:
-        check_integers(self, directions=1)
-        if self.estimator is not None and not (isinstance(self.estimator, BaseEstimator) and is_regressor(self.estimator)):
+        check_fields(self)
+        if self.estimator is not None and not is_regressor(self.estimator):
             raise InputError(f"Scikit.estimator must be a regressor of scikit-learn. Got {self.estimator!r:.80}.")
 
     def fit(
@@ -77,8 +79,7 @@ class Boosted(Regressor):
     reads = "numbers"
 
     def __post_init__(self) -> None:
-        check_integers(self, trees=1, directions=1)
-        check_number(self, "learning_rate", "in (0, 1]", 0 < self.learning_rate <= 1)
+        check_fields(self, learning_rate="(0, 1]")
 
     def fit(
         self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
@@ -105,8 +106,7 @@ def _fit(estimator: Any, directions: int, X: Any, targets: Targets, seed: int, d
         if not has_fit_parameter(estimator, "sample_weight"):
             raise InputError(f"{type(estimator).__name__} takes no sample weights.")
         arguments["sample_weight"] = targets.weights.cpu().numpy()
-    dense = X.toarray() if hasattr(X, "toarray") and not get_tags(estimator).input_tags.sparse else X
-    estimator.fit(dense, goals.cpu().numpy(), **arguments)
+    estimator.fit(_suit(X, estimator), goals.cpu().numpy(), **arguments)
     return FittedScikit(estimator, mean.to(device), None if turn is None else turn.to(device))
 
 
@@ -123,6 +123,10 @@ def _restore(state: State, folder: Path, device: Device) -> FittedScikit:
     )
 
 
+def _suit(X: Any, estimator: Any) -> Any:
+    return X.toarray() if sp.issparse(X) and not get_tags(estimator).input_tags.sparse else X
+
+
 @dataclass(frozen=True, eq=False)
 class FittedScikit(Fitted):
     """g(x) = mean + V f(x), where f is what scikit-learn has fitted and V are directions, or the identity."""
@@ -132,8 +136,8 @@ class FittedScikit(Fitted):
     directions: Tensor | None  # (p, q)
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
-        dense = X.toarray() if hasattr(X, "toarray") and not get_tags(self.estimator).input_tags.sparse else X
-        predicted = np.asarray(self.estimator.predict(dense), dtype=np.float64).reshape(len(dense) if not hasattr(dense, "shape") else dense.shape[0], -1)
+        predicted = np.asarray(self.estimator.predict(_suit(X, self.estimator)), dtype=np.float64)
+        predicted = predicted.reshape(count(X), -1)
         z = torch.from_numpy(predicted).to(self.mean)
         return self.mean + (z if self.directions is None else z @ self.directions.T)
 

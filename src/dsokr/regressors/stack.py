@@ -6,15 +6,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 from torch import Generator, Tensor
 
-from dsokr.errors import InputError, check_choice, check_number
-from dsokr.outputs import count, take
+from dsokr.errors import InputError, check_fields
 from dsokr.regressors.base import Device, Fitted, OutOfFold, Reads, Regressor, Score, State, Targets, Validation
 from dsokr.regressors.inputs import Inputs
 
@@ -43,10 +42,9 @@ class Stack(Regressor):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(self.members))
-        check_choice(self, "weights", ("learned", "equal"))
-        check_number(self, "folds", "a number of folds, at least 2, or a share in (0, 1)", 0 < self.folds != 1)
-        if not self.members or not all(isinstance(member, Regressor) for member in self.members):
-            raise InputError(f"Stack.members must be regressors, such as Forest(). Got {self.members!r:.80}.")
+        check_fields(self, folds="(0, inf)", contrast="(0, inf)")
+        if not self.members:
+            raise InputError("Stack.members must be regressors, such as Forest(). Got none.")
 
     @property
     def reads(self) -> Reads:  # type: ignore[override] # a constant elsewhere
@@ -63,9 +61,9 @@ class Stack(Regressor):
         fits: list[Fitted] = []
         predictions, tried = [], []
         for number, member in enumerate(self.members):
-            started, own = time.perf_counter(), self._input_of(member, X)
+            started, own = time.perf_counter(), _read(X, member.reads)
             if validation is not None:
-                held_out = self._input_of(member, validation[0])
+                held_out = _read(validation[0], member.reads)
                 fitted = member.fit(own, targets, (held_out, validation[1]), seed=seed + number, device=device)
                 z = fitted.predict(held_out)
             else:
@@ -80,13 +78,11 @@ class Stack(Regressor):
         for row, weight, own_z in zip(tried, weights.tolist(), predictions, strict=True):
             row |= {"weight": weight, "explained": explained(own_z, truth)}
         tried.append({"regressor": "the stack", "explained": explained(z, truth)})
-        kept = tuple((member, fit, w) for member, fit, w in zip(self.members, fits, weights.tolist(), strict=True) if w > 0)
+        everyone = zip(range(len(fits)), self.members, fits, weights.tolist(), strict=True)
+        kept = tuple(Member(number, member.reads, fit, w) for number, member, fit, w in everyone if w > 0)
         contrasts = self.contrast if isinstance(self.contrast, tuple) else (self.contrast,)
         out_of_fold = OutOfFold(rows, z.to(device)) if folds else None
         return FittedStack(kept, targets.mean(), contrasts, tried, out_of_fold)
-
-    def _input_of(self, member: Regressor, X: Any) -> Any:
-        return X.read_by(member.reads) if isinstance(X, Inputs) else X
 
     def _weigh(self, predictions: list[Tensor], truth: Targets) -> Tensor:  # (members,)
         if self.weights == "equal":
@@ -96,10 +92,14 @@ class Stack(Regressor):
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedStack:
         kept = []
         for number, saved in state["members"].items():
-            member = self.members[saved["member"]]
+            member = self.members[int(number)]
             fitted = member.restore(saved["state"], folder / number, p, device)
-            kept.append((member, fitted, saved["weight"]))
+            kept.append(Member(int(number), member.reads, fitted, saved["weight"]))
         return FittedStack(tuple(kept), state["mean"].to(device), (state["contrast"],), state["tried"])
+
+
+def _read(X: Any, reads: Reads) -> Any:
+    return X.read_by(reads) if isinstance(X, Inputs) else X
 
 
 def solve_weights(predictions: list[Tensor], truth: Targets) -> Tensor:  # (members,)
@@ -130,11 +130,20 @@ def make_folds(n: int, folds: float, seed: int) -> Iterator[Tensor]:
         yield from (fold for fold in order.tensor_split(min(int(folds), n)))
 
 
+class Member(NamedTuple):
+    """A fitted member of a stack that counts."""
+
+    number: int  # among all members
+    reads: Reads
+    fitted: Fitted
+    weight: float
+
+
 @dataclass(frozen=True, eq=False)
 class FittedStack(Fitted):
     """mean + c (Σ_k w_k g_k(x) − mean)."""
 
-    members: tuple[tuple[Regressor, Fitted, float], ...]  # with their weights
+    members: tuple[Member, ...]
     mean: Tensor  # (p,), of the targets
     contrasts: tuple[float, ...] = (1.0,)  # the first is used
     tried: list[dict[str, Any]] = field(default_factory=list)
@@ -142,8 +151,8 @@ class FittedStack(Fitted):
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
         z = torch.zeros(1, dtype=torch.float64, device=self.mean.device)
-        for member, fitted, weight in self.members:
-            z = z + weight * fitted.predict(X.read_by(member.reads) if isinstance(X, Inputs) else X)
+        for _, reads, fitted, weight in self.members:
+            z = z + weight * fitted.predict(_read(X, reads))
         return self._stretch(z)
 
     def _stretch(self, z: Tensor) -> Tensor:
@@ -157,18 +166,16 @@ class FittedStack(Fitted):
         return None if held is None else OutOfFold(held.rows, self._stretch(held.coordinates))
 
     def state(self) -> State:
-        members = {
-            str(number): {"member": number, "weight": weight, "state": fitted.state()}
-            for number, (_, fitted, weight) in enumerate(self.members)
-        }
+        members = {str(m.number): {"weight": m.weight, "state": m.fitted.state()} for m in self.members}
         return {"members": members, "mean": self.mean, "contrast": self.contrasts[0], "tried": self.tried}
 
     def write_files(self, folder: Path) -> None:
-        for number, (_, fitted, _) in enumerate(self.members):
-            (folder / str(number)).mkdir()
-            fitted.write_files(folder / str(number))
-            if not any((folder / str(number)).iterdir()):
-                (folder / str(number)).rmdir()
+        for member in self.members:
+            own = folder / str(member.number)
+            own.mkdir()
+            member.fitted.write_files(own)
+            if not any(own.iterdir()):
+                own.rmdir()
 
     def report(self) -> list[dict[str, Any]]:
         return self.tried

@@ -20,14 +20,14 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dsokr.compute import seeded
-from dsokr.errors import Interrupted, TrainingError, check_choice, check_integers, check_number
+from dsokr.errors import Interrupted, TrainingError, check_fields
 from dsokr.files import fingerprint
 from dsokr.losses import Objective
 from dsokr.regressors.base import History, Monitor, Score
 from dsokr.regressors.callbacks import MONITOR, Progress, Recorder, StateCheckpoint
 from dsokr.regressors.networks.base import call_optional
 
-Batch = tuple[Tensor, Tensor, Tensor]  # inputs, targets, residuals
+Batch = tuple[Tensor, ...]  # inputs, targets, residuals, and weights if there are any
 
 SORTED_TOGETHER = 20  # batches whose inputs are sorted by length among themselves
 
@@ -63,29 +63,15 @@ class Training:
     patience: int | None = 10  # validations without improvement before stopping; None: never stop early
     check_every: int = 1  # epochs between validations
     keep_data_on_device: bool = True  # False: inputs and targets stay in main memory, batches are moved one by one
-    folder: str | None = None
+    folder: str | Path | None = None
     keep_state: bool = False  # keep last.ckpt of a finished training: the same fit again returns at once
     progress: bool | Literal["auto"] = "auto"  # auto: a bar in a terminal, a line now and then in a log
     logger: Any = None  # any Lightning logger
     trainer: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further arguments of Lightning's Trainer
 
     def __post_init__(self) -> None:
-        check_integers(self, epochs=1, batch_size=1, warmup_steps=0, check_every=1)
-        if self.patience is not None:
-            check_integers(self, patience=1)
-        check_number(self, "learning_rate", "positive and finite", 0 < self.learning_rate < math.inf)
-        check_number(self, "weight_decay", "at least 0 and finite", 0 <= self.weight_decay < math.inf)
-        check_number(self, "validation_fraction", "in [0, 1)", 0 <= self.validation_fraction < 1)
-        if self.gradient_clip is not None:
-            check_number(self, "gradient_clip", "positive and finite, or None", 0 < self.gradient_clip < math.inf)
-        check_choice(self, "optimizer", ("adam", "adamw"))
-        check_choice(self, "schedule", ("constant", "linear"))
-        check_choice(self, "precision", ("32-true", "bf16-mixed", "16-mixed"))
-        check_choice(self, "progress", (True, False, "auto"))
-        for name in ("standardize", "keep_data_on_device", "keep_state"):
-            check_choice(self, name, (True, False))
-        if not callable(self.monitor):
-            check_choice(self, "monitor", ("loss", "mrr"))
+        intervals = {"learning_rate": "(0, inf)", "gradient_clip": "(0, inf)", "validation_fraction": "[0, 1)"}
+        check_fields(self, warmup_steps=0, **intervals)
 
     def inside(self, name: str) -> Training:
         """The same training, with a folder of its own for one of several."""
@@ -194,14 +180,15 @@ def _identify(network: nn.Module, data: list[TensorDataset], loss: Objective, tr
     return fingerprint(parts, repr(network), [weight.shape for weight in network.parameters()], loss, options, seed)
 
 
-def _sum_by_place(targets: Tensor, residuals: Tensor) -> float:
+def _sum_by_place(targets: Tensor, *others: Tensor) -> float:
     """Σ_ij u_i t_ij v_j with fixed random u and v, where t are the targets and residuals.
 
     Targets are computed: with another number of threads their last digits differ, and a hash would too.
     """
     generator = Generator().manual_seed(0)
     u, v = (torch.randn(size, generator=generator, dtype=torch.float64) for size in targets.shape)
-    return (u @ (residuals.cpu().double() + torch.cat([t.cpu().double() @ v for t in targets.split(4096)]))).item()
+    rows = torch.cat([t.cpu().double() @ v for t in targets.split(4096)])
+    return (u @ sum((other.cpu().double() for other in others), rows)).item()
 
 
 class SlicedBatches:
@@ -238,8 +225,8 @@ class _Regression(pl.LightningModule):
             self.data = [TensorDataset(*(tensor.to(device) for tensor in pairs.tensors)) for pairs in self.data]
         network, loss = self.network, self.loss.among(self.data[0].tensors[1].to(device))
 
-        def batch_loss(inputs: Tensor, targets: Tensor, residuals: Tensor) -> Tensor:
-            return loss.mean(network(inputs).float(), targets, residuals)
+        def batch_loss(inputs: Tensor, *targets: Tensor) -> Tensor:
+            return loss.mean(network(inputs).float(), *targets)
 
         self.loss, self._batch_loss, self._whole_batch_loss = loss, batch_loss, batch_loss
         if mode:

@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Annotated, Any, ClassVar
@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 from pydantic_core import PydanticCustomError
 from torch import Tensor
 
-from dsokr.errors import InputError, MissingExtraError, check_number
+from dsokr.errors import InputError, MissingExtraError, check_fields
 from dsokr.index import CandidateIndex
 from dsokr.index.candidates import LARGEST
 from dsokr.rules import RULES, Rule
@@ -42,8 +42,7 @@ class Limits:
     rows: int = 256  # inputs of several requests that are answered together
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            check_number(self, field.name, "above 0", getattr(self, field.name) > 0)
+        check_fields(self, seconds="(0, inf)")
 
 
 class Hit(BaseModel):

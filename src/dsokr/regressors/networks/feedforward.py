@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsokr.errors import InputError, check_choice, check_integers, check_number
+from dsokr.errors import InputError, check_fields
 
 Activation = Literal["relu", "gelu", "tanh"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -30,9 +30,7 @@ class MLP:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check_integers(self, hidden=1)
-        check_choice(self, "activation", ACTIVATIONS)
-        check_number(self, "dropout", "in [0, 1)", 0 <= self.dropout < 1)
+        check_fields(self, dropout="[0, 1)")
 
     def __call__(self, p: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
@@ -65,10 +63,7 @@ class CNN:
     def __post_init__(self) -> None:
         if not self.channels:
             raise InputError("CNN.channels must name at least one block.")
-        check_integers(self, channels=1, hidden=1)
-        check_choice(self, "activation", ACTIVATIONS)
-        check_choice(self, "where", ("kept", "anywhere"))
-        check_number(self, "dropout", "in [0, 1)", 0 <= self.dropout < 1)
+        check_fields(self, dropout="[0, 1)")
 
     def __call__(self, p: int) -> nn.Module:
         activation = ACTIVATIONS[self.activation]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from dsokr.errors import InputError, check_integers, check_number
+from dsokr.errors import InputError, check_fields
 
 CHARACTERS = 128  # ASCII
 PADDING, UNKNOWN = 0, 1
@@ -37,8 +37,7 @@ class CharTransformer:
     longest: int = 256  # characters
 
     def __post_init__(self) -> None:
-        check_integers(self, layers=1, width=1, heads=1, longest=1)
-        check_number(self, "dropout", "in [0, 1)", 0 <= self.dropout < 1)
+        check_fields(self, dropout="[0, 1)")
         if self.width % self.heads:
             raise InputError(
                 f"CharTransformer.width must be a multiple of its heads. Got width={self.width} and heads={self.heads}."

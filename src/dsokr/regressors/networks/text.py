@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from dsokr.errors import InputError, check_choice, check_integers, check_number, import_extra
+from dsokr.errors import InputError, check_fields, import_extra
 
 Pooling = Literal["mean", "first", "max"]
 LearningRates = list[tuple[list[nn.Parameter], float]]
@@ -57,11 +57,7 @@ class TextEncoder:
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        check_choice(self, "pooling", get_args(Pooling))
-        check_integers(self, max_length=1, hidden=1)
-        check_number(self, "rate", "at least 0", self.rate >= 0)
-        check_number(self, "dropout", "in [0, 1)", 0 <= self.dropout < 1)
-        check_number(self, "masked", "in [0, 1)", 0 <= self.masked < 1)
+        check_fields(self, dropout="[0, 1)", masked="[0, 1)")
 
     def __call__(self, p: int) -> EncodedText:
         return EncodedText(self, p)
@@ -243,9 +239,7 @@ class WordBag:
     rate: float = 1.0
 
     def __post_init__(self) -> None:
-        check_integers(self, width=1, hidden=1, buckets=2, longest=1)  # the first bucket is padding
-        check_number(self, "dropout", "in [0, 1)", 0 <= self.dropout < 1)
-        check_number(self, "rate", "at least 0", self.rate >= 0)
+        check_fields(self, buckets=2, dropout="[0, 1)")  # the first bucket is padding
 
     def __call__(self, p: int) -> BagOfWords:
         return BagOfWords(self, p)

@@ -1,0 +1,82 @@
+"""What to regress with when nothing is said: a stack of what suits the inputs and their number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from dsokr.errors import InputError
+from dsokr.graphs import Graph, GraphBatch
+from dsokr.kernels import Cosine, Tanimoto, WeisfeilerLehman
+from dsokr.outputs import count
+from dsokr.regressors import networks
+from dsokr.regressors.base import Regressor
+from dsokr.regressors.forest import Forest
+from dsokr.regressors.inputs import Encoder
+from dsokr.regressors.neural import Neural
+from dsokr.regressors.ridge import KernelRidge
+from dsokr.regressors.stack import Stack
+from dsokr.regressors.training import Training
+
+CONTRASTS = (1.0, 1.5, 2.0, 3.0)
+HELD_OUT = 0.1  # share of the pairs that networks are stopped and weighed on
+FEW = 2000  # pairs up to which a network has nothing to add to trees and ridge on the same numbers
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Chooses regressors by the kind of the inputs.
+
+    Tables of numbers: trees and kernel ridge, and beyond some thousands of rows a network. Sparse tables: trees and
+    ridge by cosine and, if they hold counts, by Tanimoto. Molecules as SMILES: the same on fingerprints. Texts: ridge
+    on words, and a network. Pictures: a convolutional network. Graphs: ridge with the Weisfeiler-Lehman kernel.
+    """
+
+    def choose(self, raw: Any, encoder: Encoder | None, numbers: Any) -> Stack:
+        """Return the stack for n inputs, as given and as a table of numbers, if they can be one."""
+        members = tuple(self._list_members(raw, encoder, numbers))
+        has_networks = any(isinstance(member, Neural) for member in members)
+        return Stack(members, folds=HELD_OUT if has_networks else 5, contrast=CONTRASTS)
+
+    def _list_members(self, raw: Any, encoder: Encoder | None, numbers: Any) -> list[Regressor]:
+        n = count(raw)
+        if encoder is None:
+            return [_ridge_on_graphs(raw)]
+        kinds = {column.kind for column in encoder.columns}
+        if not encoder.columns and getattr(raw, "ndim", 2) > 2:
+            if np.isnan(numbers).any():
+                raise InputError("Pictures must not have missing values. Got NaN.")
+            return [Neural(networks.CNN(channels=(16, 32, 64), hidden=256), training=_train(n)), _ridge()]
+        if kinds == {"text"} and isinstance(raw, list):
+            return [_ridge(Cosine()), Neural(networks.WordBag(width=256), training=_train(n, learning_rate=3e-3))]
+        members = [Forest(), _ridge(Cosine() if sp.issparse(numbers) else None)]
+        if sp.issparse(numbers) and "text" not in kinds and are_counts(numbers):
+            members.append(_ridge(Tanimoto()))
+        if not sp.issparse(numbers) and n > FEW:
+            members.append(Neural(networks.MLP((256, 256)), training=_train(n), reads="numbers"))
+        return members
+
+
+def _ridge(kernel: Any = None) -> KernelRidge:
+    return KernelRidge(kernel, intercept=True, reads="numbers")
+
+
+def _ridge_on_graphs(raw: Any) -> KernelRidge:
+    if not isinstance(raw, GraphBatch) and not isinstance(raw[0], Graph):
+        kind = type(raw[0]).__name__
+        raise InputError(f"No regressor is known for inputs of type {kind}: give one, such as KernelRidge(kernel).")
+    return KernelRidge(WeisfeilerLehman(3).normalized(), intercept=True)
+
+
+def _train(n: int, **options: Any) -> Training:
+    """Settings for a network on n pairs: some twenty batches an epoch, and patience while it improves."""
+    batch_size = int(np.clip(2 ** round(np.log2(n / 20)), 8, 256))
+    return Training(batch_size=batch_size, progress=False, **options)
+
+
+def are_counts(numbers: sp.csr_array) -> bool:
+    """Whether a sparse table holds counts: whole numbers that are not negative."""
+    return bool((numbers.data >= 0).all() and (numbers.data == np.round(numbers.data)).all())
