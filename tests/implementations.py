@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.svm import SVR
 
 from dsokr import Graph, Training, decoders, kernels, losses, networks, sketches
-from dsokr.regressors import KernelRidge, Neural
+from dsokr.regressors import Boosted, Forest, KernelRidge, Neighbors, Neural, Scikit, Stack
 from dsokr.rules import RULES
 from studies.data import molecules
 
@@ -25,6 +27,17 @@ class Case:
 
 def vectors(n: int) -> torch.Tensor:
     return torch.randn(n, 4, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+
+
+def vectors_as_array(n: int) -> np.ndarray:
+    return vectors(n).numpy()
+
+
+def tables(n: int) -> np.ndarray:
+    """Numbers, some of which are missing."""
+    rows, rng = vectors(n).numpy().copy(), np.random.default_rng(n)
+    rows[rng.random(rows.shape) < 0.1] = np.nan
+    return rows
 
 
 def images(n: int) -> np.ndarray:
@@ -131,6 +144,17 @@ REGRESSORS = [
     Case("kernel ridge", KernelRidge(kernels.Gaussian(0.3), regularization=1e-3), vectors),
     Case("sketched kernel ridge", KernelRidge(kernels.NGram((1, 2)), sketches.SubSample(12)), strings),
     Case("kernel ridge on graphs", KernelRidge(kernels.WeisfeilerLehman(2), sketches.Gaussian(9)), graphs),
+    Case("kernel ridge of a table", KernelRidge(intercept=True), tables),
+    Case("kernel ridge of a sparse table", KernelRidge(), sparse_vectors),
+    Case("network on a table", Neural(networks.MLP((16,)), training=Training(epochs=3), reads="numbers"), tables),
+    Case("forest", Forest(10), tables),
+    Case("forest on a sparse table", Forest(10, min_split=4), sparse_counts),
+    Case("neighbours", Neighbors(), tables),
+    Case("neighbours in a sparse table", Neighbors(3), sparse_vectors),
+    Case("boosted trees", Boosted(trees=5), tables),
+    Case("random forest of scikit-learn", Scikit(RandomForestRegressor(5, random_state=0)), tables),
+    Case("support vectors", Scikit(SVR(), directions=2), vectors_as_array),
+    Case("stack", Stack((Forest(5), KernelRidge(intercept=True), Neighbors(3)), contrast=1.5), tables),
 ]
 
 

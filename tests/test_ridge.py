@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.base import clone
 
-from dsokr import DSOKR, kernels, sketches
+from dsokr import DSOKR, kernels, sketch_basis, sketches
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
@@ -56,10 +56,9 @@ def test_any_sketch_is_ridge_regression_of_coordinates(pairs, block, monkeypatch
     X, Y = pairs
     regressor = KernelRidge(GAUSSIAN, sketches.Gaussian(25), 1e-3)
     model = DSOKR(TANIMOTO, sketches.Sparsified(20), regressor, random_state=3, device="cpu").fit(X, Y)
-    fitted = model.regressor_
-    Zx, Zy = fitted.basis.embed(X), model.basis_.embed(Y)
-    W = torch.linalg.solve(Zx.T @ Zx + len(X) * 1e-3 * torch.eye(fitted.basis.dim), Zx.T @ Zy)
-    torch.testing.assert_close(fitted.weights, W, rtol=0, atol=1e-8)
+    basis = model.regressor_.ridge.basis
+    Zx, Zy = basis.embed(X), model.basis_.embed(Y)
+    W = torch.linalg.solve(Zx.T @ Zx + len(X) * 1e-3 * torch.eye(basis.dim), Zx.T @ Zy)
     torch.testing.assert_close(model.coefficients(X[:7]), Zx[:7] @ W, rtol=0, atol=1e-8)
 
 
@@ -78,19 +77,19 @@ def test_the_best_of_several_penalties(pairs, monitor):
     assert history.best_epoch == 1 + worth.index(max(worth))
     chosen = apart[history.best_epoch - 1]
     assert path.regressor_.regularization == values[history.best_epoch - 1]
-    assert torch.equal(path.regressor_.weights, chosen.regressor_.weights)
+    assert torch.equal(path.regressor_.dual, chosen.regressor_.dual)
     assert (path.predict(X[120:]) == chosen.predict(X[120:])).all()
 
 
 def test_the_validation_loss_is_the_distance_in_feature_space(pairs):
     X, Y = pairs
-    model = small().fit(X[:120], Y[:120], (X[120:], Y[120:]))
+    model = small(regularization=1e-6).fit(X[:120], Y[:120], (X[120:], Y[120:]))
     expected = model.basis_.squared_distance(model.coefficients(X[120:]), Y[120:]).mean().item()
     assert model.history_["val_loss"] == pytest.approx([expected])
 
 
 def test_without_validation_all_pairs_are_fitted_and_the_rule_is_the_papers(pairs):
-    model = small().fit(*pairs)
+    model = small(regularization=1e-6).fit(*pairs)
     assert model.decoder_ == Candidates(rule="kernel") and model.history_.rows == []
     held_out = small(regularization=(1e-6, 1e-2), validation_fraction=0.25).fit(*pairs)
     assert len(held_out.history_.rows) == 2
@@ -98,11 +97,43 @@ def test_without_validation_all_pairs_are_fitted_and_the_rule_is_the_papers(pair
 
 def test_seeds_and_clones(pairs):
     model = small().fit(*pairs)
-    assert torch.equal(clone(model).fit(*pairs).regressor_.weights, model.regressor_.weights)
-    other = clone(model).set_params(random_state=1).fit(*pairs).regressor_
-    assert other.weights.shape != model.regressor_.weights.shape or not torch.equal(
-        other.weights, model.regressor_.weights
-    )
+    dual = model.regressor_.dual
+    assert torch.equal(clone(model).fit(*pairs).regressor_.dual, dual)
+    other = clone(model).set_params(random_state=1).fit(*pairs).regressor_.dual
+    assert other.shape != dual.shape or not torch.equal(other, dual)
+
+
+@pytest.mark.parametrize("sketch", [None, sketches.Full(), sketches.Gaussian(30)])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_leaving_one_out_is_fitting_without_it(pairs, sketch, intercept):
+    """For every pair in turn, with the same total λ n, and the same basis and mean of the targets."""
+    X, Y = pairs
+    X, Y = X[:40], Y[:40]
+    z = torch.from_numpy(Y[:, :3].astype(float))
+    made = KernelRidge(GAUSSIAN, sketch, regularization=1e-2, intercept=intercept)
+    fitted, left_out = made.fit_out_of_fold(X, targets_of(z), (), seed=0, device=CPU)
+    mean = z.mean(dim=0) * intercept
+    torch.testing.assert_close(fitted.mean, mean)
+    K = GAUSSIAN(X, X)
+    if sketch is not None and not isinstance(sketch, sketches.Full):
+        basis = sketch_basis(GAUSSIAN, X, sketch, generator=torch.Generator().manual_seed(1))
+        K = basis.embed(X) @ basis.embed(X).T
+    for i in (0, 17, 39):
+        rest = [j for j in range(40) if j != i]
+        dual = torch.linalg.solve(K[rest][:, rest] + 40 * 1e-2 * torch.eye(39), z[rest] - mean)
+        torch.testing.assert_close(left_out[i], mean + K[i, rest] @ dual, rtol=0, atol=1e-7)
+
+
+def targets_of(z):
+    return Targets(z, torch.zeros(len(z), dtype=torch.float64))
+
+
+def test_without_validation_penalty_and_width_are_chosen_by_leaving_one_out(pairs):
+    X, Y = pairs
+    chosen = KernelRidge(intercept=True).fit(X, targets_of(torch.from_numpy(Y.astype(float))), seed=0, device=CPU)
+    losses = chosen.history["val_loss"]
+    assert len(losses) == len(ridge.WIDTHS) * len(ridge.PENALTIES)
+    assert losses[chosen.history.best_epoch - 1] == min(losses)
 
 
 WORDS = ["CCO", "CCN", "CCCO", "CCCN", "OCCO", "NCCN"] * 4
@@ -143,9 +174,7 @@ def test_refuses_a_regularization_that_is_not_positive(value):
 
 
 def test_refuses_what_it_cannot_use(pairs):
-    with pytest.raises(InputError, match=r"pass validation=\(X, Y\) to choose on, set KernelRidge.validation_fraction"):
-        small(regularization=(1e-3, 1e-4)).fit(*pairs)
-    with pytest.raises(InputError, match="KernelRidge.sketch must be a SketchSpec. Got 40"):
+    with pytest.raises(InputError, match="KernelRidge.sketch must be a SketchSpec, or None. Got 40"):
         KernelRidge(GAUSSIAN, 40)
     with pytest.raises(InputError, match="KernelRidge.monitor must be one of 'loss', 'mrr', or a function. Got 'ged'"):
         small(monitor="ged")

@@ -290,9 +290,7 @@ def test_no_such_folder(tmp_path):
         DSOKR.load(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(
-    "key", ["parts", "parameters", "anchors", "known", "form", "history", "own_candidates", "regressor"]
-)
+@pytest.mark.parametrize("key", ["parts", "parameters", "anchors", "known", "form", "history", "reader", "regressor"])
 def test_incomplete_configs_are_refused(folder, key):
     config = json.loads((folder / "config.json").read_text())
     del config[key]

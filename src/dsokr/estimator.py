@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +17,16 @@ from sklearn.utils.validation import _check_sample_weight, check_consistent_leng
 from torch import Generator, Tensor, nn
 
 from dsokr import decoders, kernels, losses, regressors, sketches
-from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
+from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.compute import resolve_device
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose_decoder
 from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_k
 from dsokr.kernels import Kernel
-from dsokr.outputs import Form, Outputs, as_outputs, blocks, canonical, count, positions, take
+from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, positions, take
 from dsokr.regressors import Auto, Fitted, Neural, Regressor, Scikit, Targets, networks
+from dsokr.regressors.auto import prepare_reading
 from dsokr.regressors.base import Monitor
-from dsokr.regressors.inputs import Encoder, Inputs
+from dsokr.regressors.inputs import Reader, is_raw
 from dsokr.rules import score
 from dsokr.saving import pack, read_model, read_part, unpack, write_model, write_part
 from dsokr.selection import choose_sketch
@@ -43,7 +43,7 @@ EXAMPLES = {
     "sketch": (SketchSpec, "sketches.SubSample(100)"),
     "decoder": (Decoder, "decoders.Candidates()"),
 }
-RATED = 500  # pairs out of fold on which what is left open is decided
+RATED = 1000  # pairs out of fold on which what is left open is decided
 OF_INPUTS = ("n_features_in_", "feature_names_in_")  # what scikit-learn records of the columns of X
 NetworkFactory = Callable[[int], nn.Module]
 
@@ -97,7 +97,7 @@ class DSOKR(BaseEstimator):
         self.random_state = random_state
         self.device = device
 
-    def fit(self, X: Any, Y: Any, validation: tuple[Any, Any] | None = None, sample_weight: Any = None) -> DSOKR:
+    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None, sample_weight: Any = None) -> DSOKR:
         """Algorithm 1 of the paper.
 
         ``validation`` is a pair (X, Y) on which everything is chosen that is left open: the epoch or penalty of the
@@ -106,14 +106,14 @@ class DSOKR(BaseEstimator):
         candidates. ``sample_weight`` has a number for every pair: how often it counts.
         """
         self._check_parts()
-        X, Y, form = self._check_pairs(X, Y)
+        X, Y, form = self._check_pairs(X, y)
         weights = None if sample_weight is None else torch.as_tensor(_check_sample_weight(sample_weight, Y))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         generator, device = Generator().manual_seed(seed), resolve_device(self.device)
         decoder: Decoder = choose_decoder(self.kernel, Y, form) if self.decoder == "auto" else self.decoder
         decoder.check(self.kernel)
         decoder.check_outputs(Y, form)
-        regressor = self._choose_regressor(X)
+        regressor, self.reader_ = prepare_reading(_as_regressor(self.regressor), X)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
         sketch = choose_sketch(self.kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
@@ -124,7 +124,9 @@ class DSOKR(BaseEstimator):
 
         # 1.b Regression of the coordinates.
         targets = Targets(*basis.embed_with_residual(Y), weights)
-        train, held_out = self._split((self._read(X), Y, targets), validation, regressor.validation_fraction, generator)
+        train, held_out = self._split(
+            (self.reader_.read(X), Y, targets), validation, regressor.validation_fraction, generator
+        )
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
         valid_form = form if validation is None else canonical(validation[1])[1]
@@ -138,25 +140,30 @@ class DSOKR(BaseEstimator):
             device=device,
             score=None
             if regressor.monitor == "loss" or held_out is None
-            else lambda z: max(evaluate(held_out[1], z, choice) for choice in choices),
+            else lambda z: max(evaluate(held_out[1], z, choice).mean().item() for choice in choices),
         )
 
         # 2. Inference: held-out pairs decide what the regressor and the decoder leave open.
-        options = [(function, choice) for function in fitted.alternatives() for choice in choices]
-        fitted, decoder = options[0]
-        out_of_fold = fitted.predict_out_of_fold()
-        if len(options) > 1 and (held_out is not None or out_of_fold is not None):
+        held = held_out[1] if held_out is not None else None
+        rows = fitted.held_out_rows()
+        if held is None and rows is not None:
+            some = rows[torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:RATED]].sort().values
+            held = take(Y, some)
 
-            def rate(option: tuple[Fitted, Decoder]) -> float:
-                function, choice = option
-                if held_out is not None:
-                    return evaluate(held_out[1], function.predict(held_out[0]), choice)
-                rows, z = function.predict_out_of_fold() or out_of_fold
-                some = torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:RATED]
-                return evaluate(take(Y, rows[some]), z[some.to(z.device)], choice)
+        def rate(function: Fitted, choice: Decoder) -> Tensor:  # a number for every held-out pair, or one for all
+            z = function.predict(held_out[0]) if held_out is not None else function.predict_out_of_fold(some)
+            return evaluate(held, z, choice)
 
-            fitted, decoder = max(options, key=rate)
-        self.basis_, self.known_, self.regressor_, self.decoder_ = basis, known, fitted, decoder
+        if held is not None and len(choices) > 1:
+            decoder = max(choices, key=lambda choice: rate(fitted, choice).mean())
+        else:
+            decoder = choices[0]
+        for function in fitted.alternatives()[1:] if held is not None else ():
+            gain = rate(function, decoder) - rate(fitted, decoder)
+            if gain.mean() > gain.std(correction=0) / len(gain) ** 0.5:  # by more than its standard error
+                fitted = function
+        self.basis_, self.known_, self.decoder_ = basis, known, decoder
+        self.regressor_: Any = fitted
         self.parts_ = {"kernel": self.kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
         self.history_ = fitted.history
         return self
@@ -164,7 +171,7 @@ class DSOKR(BaseEstimator):
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates in the basis."""
         check_is_fitted(self, "regressor_")
-        return self.regressor_.predict(self._read(self._check_inputs(X, reset=False)))
+        return self.regressor_.predict(self.reader_.read(self._check_inputs(X, reset=False)))
 
     def scores(self, X: Any, candidates: Any = None) -> Tensor:  # (n, c)
         """The score of every candidate (default: the known outputs) for every input; larger is better."""
@@ -181,13 +188,13 @@ class DSOKR(BaseEstimator):
         z = self.coefficients(X)
         return self.decoder_.decode(self.basis_, z, self.known_).outputs
 
-    def score(self, X: Any, Y: Any) -> float:
+    def score(self, X: Any, y: Any) -> float:
         """R² in feature space, 1 − Σ ‖ψ(ŷ) − ψ(y)‖² / Σ ‖ψ(y) − mean ψ‖².
 
         With the linear kernel it is scikit-learn's ``r2_score`` with ``multioutput="variance_weighted"``.
         """
-        predicted, Y, kernel = as_outputs(self.predict(X)), as_outputs(Y), self.basis_.kernel
-        unexplained, total = _squared_distances(kernel, predicted, Y).sum().item(), _total_variance(kernel, Y)
+        predicted, Y, kernel = as_outputs(self.predict(X)), as_outputs(y), self.basis_.kernel
+        unexplained, total = kernel.squared_distances(predicted, Y).sum().item(), kernel.variance(Y)
         return 1 - unexplained / total if total > 0 else float(unexplained <= 0)
 
     def save(self, folder: str | Path, write_further: Callable[[Path], None] = lambda draft: None) -> None:
@@ -209,7 +216,7 @@ class DSOKR(BaseEstimator):
             "own_candidates": getattr(self.decoder, "outputs", None) is not None,
             "form": asdict(self.known_.form),
             "history": asdict(self.history_),
-            "encoder": self.encoder_ and self.encoder_.state(),
+            "reader": self.reader_.state(),
             "inputs": {name: np.asarray(vars(self)[name]).tolist() for name in OF_INPUTS if hasattr(self, name)},
         }
         for name in ("anchors", "weights", "projection"):
@@ -275,12 +282,12 @@ class DSOKR(BaseEstimator):
         if isinstance(model.decoder, Candidates) and config["own_candidates"]:
             model.decoder = replace(model.decoder, outputs=form.restore(model.known_.outputs))
         if config["rule"] is not None and "decoder" not in given:
-            model.decoder = replace(model.decoder, rule=config["rule"])  # type: ignore[type-var] # it has one
+            model.decoder = replace(model.decoder, rule=config["rule"])
         regressor = _as_regressor(model.regressor)
-        model.encoder_ = config["encoder"] and Encoder.restore(config["encoder"])
+        model.reader_ = Reader.restore(config["reader"])
         model.parts_ = {name: getattr(model, name) for name in PARTS} | {"regressor": regressor}
         model.regressor_ = regressor.restore(state, folder / "network", model.basis_.dim, where)
-        model.history_ = model.regressor_.history = regressors.History(**config["history"])
+        model.history_ = regressors.History(**config["history"])
         for name, value in config["inputs"].items():
             setattr(model, name, np.array(value, dtype=object) if isinstance(value, list) else value)
         return model
@@ -300,26 +307,6 @@ class DSOKR(BaseEstimator):
             if not isinstance(part, kind) and (part != "auto" or name == "kernel"):
                 raise InputError(f"{name} must be a {kind.__name__}, such as {example}. Got {part!r}.")
 
-    def _choose_regressor(self, X: Any) -> Regressor:
-        """Return the regressor, given or chosen by the inputs; keep what makes these a table of numbers, if needed."""
-        given = _as_regressor(self.regressor)
-        self.encoder_ = self.reads_ = None
-        if isinstance(given, Auto):
-            with suppress(InputError):  # graphs, say
-                self.encoder_ = Encoder.of(X)
-            given = given.choose(X, self.encoder_, self.encoder_ and self.encoder_.encode(X))
-        elif given.reads != "raw":
-            self.encoder_ = Encoder.of(X)
-        self.reads_ = given.reads
-        return given
-
-    def _read(self, X: Any) -> Any:
-        """Inputs as the regressor reads them."""
-        if self.encoder_ is None or self.reads_ == "raw":
-            return X
-        numbers = self.encoder_.encode(X)
-        return numbers if self.reads_ == "numbers" else Inputs(X, numbers)
-
     def _check_pairs(self, X: Any, Y: Any) -> tuple[Any, Outputs, Form]:
         if Y is None:
             raise InputError("DSOKR requires y to be passed, but the target y is None.")
@@ -338,7 +325,7 @@ class DSOKR(BaseEstimator):
             if X.is_floating_point() and not torch.isfinite(X).all():
                 raise InputError("X must be finite. Got NaN or inf.")
             return validate_data(self, X, reset=reset, skip_check_array=True) if X.ndim > 1 else X
-        if _is_raw(X):
+        if is_raw(X):
             if not count(X):
                 raise InputError("X is empty: at least one input is needed.")
             return X.tocsr() if sp.issparse(X) else list(X)
@@ -361,7 +348,7 @@ class DSOKR(BaseEstimator):
                 raise InputError(f"validation must be a pair (X, Y). Got {type(validation).__name__}.")
             X_val, Y_val = self._check_inputs(validation[0], reset=False), as_outputs(validation[1], "validation Y")
             check_consistent_length(X_val, Y_val)
-            return pairs, (self._read(X_val), Y_val)
+            return pairs, (self.reader_.read(X_val), Y_val)
         n = count(pairs[1])
         held_out = round(fraction * n)
         if held_out == 0:
@@ -382,15 +369,14 @@ class DSOKR(BaseEstimator):
         Y: Outputs,
         z: Tensor,
         decoder: Decoder,
-    ) -> float:
+    ) -> Tensor:  # (n,), or (1,)
         """How good coordinates of inputs are with a decoder, by the regressor's monitor; Y are the true outputs."""
         if monitor == "mrr":
-            ranks = known.ranks(z, positions(Y, known.outputs), decoder.scoring_rule())
-            return ranks.reciprocal().mean().item()
+            return known.ranks(z, positions(Y, known.outputs), decoder.scoring_rule()).reciprocal()
         predicted = decoder.decode(basis, z, known).outputs
         if callable(monitor):
-            return float(monitor(predicted, form.restore(Y)))
-        return -_squared_distances(self.kernel, as_outputs(predicted), Y).mean().item()
+            return torch.tensor([float(monitor(predicted, form.restore(Y)))], dtype=torch.float64)
+        return -self.kernel.squared_distances(as_outputs(predicted), Y)
 
     def _embed(self, candidates: Any) -> EmbeddedOutputs:
         return self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)
@@ -402,27 +388,3 @@ def _as_regressor(regressor: Any) -> Any:
     if isinstance(regressor, BaseEstimator) and is_regressor(regressor):
         return Scikit(regressor)
     return regressor if isinstance(regressor, Regressor | Auto) else Neural(regressor)
-
-
-def _is_raw(X: Any) -> bool:
-    """Whether inputs are not a dense table of numbers: sparse rows, strings, objects, rows of different lengths."""
-    if sp.issparse(X):
-        return True
-    if hasattr(X, "dtype") and getattr(X, "ndim", None) == 1:  # an array, or a column of a table
-        return getattr(X.dtype, "kind", "O") in "OUST"  # objects, and texts in three forms
-    if not isinstance(X, list | tuple):
-        return not hasattr(X, "__array__") and hasattr(X, "__len__") and not isinstance(X, str | bytes | dict)
-    if not len(X) or not isinstance(X[0], int | float | np.ndarray | list | tuple):
-        return True
-    return len({len(x) for x in X if isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.ndim)}) > 1
-
-
-def _squared_distances(kernel: Kernel, a: Outputs, b: Outputs) -> Tensor:  # (n,)
-    """‖ψ(a_i) − ψ(b_i)‖²."""
-    return kernel.diag(a) - 2 * kernel.paired(a, b) + kernel.diag(b)
-
-
-def _total_variance(kernel: Kernel, ys: Outputs) -> float:
-    """Σ_i ‖ψ(y_i) − mean ψ‖² = Σ_i k(y_i, y_i) − (1/n) Σ_ij k(y_i, y_j)."""
-    total = kernel.against(ys, torch.ones(1, count(ys), dtype=torch.float64))
-    return sum((kernel.diag(block).sum() - total(block).sum() / count(ys)).item() for _, block in blocks(ys, BLOCK))

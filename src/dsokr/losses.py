@@ -32,6 +32,10 @@ class Objective(Protocol):
         return self
 
 
+def _average(values: Tensor, weights: Tensor | None) -> Tensor:
+    return values.mean() if weights is None else weights @ values / weights.sum()
+
+
 class Loss(Objective, ABC):
     """A non-decreasing function c of the squared distance."""
 
@@ -41,8 +45,7 @@ class Loss(Objective, ABC):
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean of c(‖z_i − target_i‖² + residual_i), with weights if there are any."""
-        values = self((z - target).square().sum(dim=1) + residual)
-        return values.mean() if weights is None else weights @ values / weights.sum()
+        return _average(self((z - target).square().sum(dim=1) + residual), weights)
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,12 @@ class Ranked(Loss):
     def among(self, targets: Tensor) -> Self:
         return replace(self, base=self.base.among(targets), others=_find_directions(targets))
 
-    def mean(self, z: Tensor, target: Tensor, residual: Tensor) -> Tensor:
+    def mean(self, z: Tensor, target: Tensor, residual: Tensor, weights: Tensor | None = None) -> Tensor:
         with torch.autocast(z.device.type, enabled=False):  # 16 bits would make similar outputs equal
-            return self.base.mean(z, target, residual) + self.weight * self.ranking(z.to(target.dtype), target)
+            ranking = self.ranking(z.to(target.dtype), target, weights)
+            return self.base.mean(z, target, residual, weights) + self.weight * ranking
 
-    def ranking(self, z: Tensor, target: Tensor) -> Tensor:
+    def ranking(self, z: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the contrastive loss alone."""
         true, traces = _find_directions(target)
         others, other_traces = (true, traces) if self.others is None else self.others
@@ -131,7 +135,7 @@ class Ranked(Loss):
         scores = directions @ others.T
         same = (traces[:, None] - other_traces).abs() < SAME
         scores = torch.cat([own[:, None], scores.masked_fill(same, -torch.inf)], dim=1)
-        return (scores.logsumexp(dim=1) - own).mean()
+        return _average(scores.logsumexp(dim=1) - own, weights)
 
 
 SAME = 1e-7  # difference of traces up to which two outputs are equal

@@ -100,7 +100,8 @@ class Form:
 def canonical(ys: Any, name: str = "Y") -> tuple[Outputs, Form]:
     """Check a collection of outputs; return its canonical form, and what was given."""
     outputs: Outputs
-    is_one = isinstance(ys, str | bytes | Mapping) or not isinstance(ys, Iterable) or getattr(ys, "ndim", 1) == 0
+    is_many = isinstance(ys, Iterable) or hasattr(ys, "__array__")
+    is_one = isinstance(ys, str | bytes | Mapping) or not is_many or getattr(ys, "ndim", 1) == 0
     if is_one and not sp.issparse(ys):
         raise InputError(f"{name} must be a collection of outputs. Got {ys!r:.60}.")
     if isinstance(ys, ViewBatch | GraphBatch):

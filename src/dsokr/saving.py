@@ -33,7 +33,7 @@ FILES = {
 }
 CSR = ("data", "indices", "indptr")
 LONGEST = 4_000_000  # characters of an expression
-FORGOTTEN = ("loss", "monitor", "logger", "trainer", "training")  # fields that predictions do not need
+FORGOTTEN = ("loss", "monitor", "logger", "trainer", "training", "estimator")  # fields that predictions do not need
 HIDDEN = ("Feature", "Normalized", "Product", "Scaled", "Sketch", "Sum")  # how names begin that people do not write
 
 Tensors = dict[str, Tensor]

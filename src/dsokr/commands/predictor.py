@@ -108,7 +108,7 @@ class Predictor:
             cells, ys = [*cells, *validation.outputs], concatenate(ys, as_outputs(validation.Y))
         first = distinct(ys)
         if is_listed:
-            model.decoder = replace(model.decoder, outputs=take(ys, first))  # type: ignore[type-var] # Candidates
+            model.decoder = replace(model.decoder, outputs=take(ys, first))
         model.fit(pairs.X, pairs.Y, validation=None if validation is None else (validation.X, validation.Y))
         if is_listed and validation is not None:
             z, known = model.coefficients(validation.X), model.known_

@@ -63,6 +63,16 @@ class Kernel(ABC):
         pieces = [self(block, take(b, where)).diagonal() for where, block in blocks(a, PAIR_BLOCK)]
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.float64)
 
+    def squared_distances(self, a: Outputs, b: Outputs) -> Tensor:  # (n,)
+        """‖ψ(a_i) − ψ(b_i)‖², pair by pair."""
+        return self.diag(a) - 2 * self.paired(a, b) + self.diag(b)
+
+    def variance(self, ys: Outputs) -> float:
+        """Σ_i ‖ψ(y_i) − mean ψ‖² = Σ_i k(y_i, y_i) − (1/n) Σ_ij k(y_i, y_j)."""
+        total = self.against(ys, torch.ones(1, count(ys), dtype=torch.float64))
+        parts = (self.diag(block).sum() - total(block).sum() / count(ys) for _, block in blocks(ys, ANCHOR_BLOCK))
+        return sum(part.item() for part in parts)
+
     def normalized(self) -> Kernel:
         """Return k(y, y') / √(k(y, y) k(y', y')), under which every output has length one."""
         return Normalized(self)

@@ -10,12 +10,12 @@ import scipy.sparse as sp
 
 from dsokr.errors import InputError
 from dsokr.graphs import Graph, GraphBatch
-from dsokr.kernels import Cosine, Tanimoto, WeisfeilerLehman
+from dsokr.kernels import Tanimoto, WeisfeilerLehman
 from dsokr.outputs import count
-from dsokr.regressors import networks
 from dsokr.regressors.base import Regressor
 from dsokr.regressors.forest import Forest
-from dsokr.regressors.inputs import Encoder
+from dsokr.regressors.inputs import Encoder, Reader
+from dsokr.regressors.networks import CNN, MLP, WordBag
 from dsokr.regressors.neural import Neural
 from dsokr.regressors.ridge import KernelRidge
 from dsokr.regressors.stack import Stack
@@ -49,14 +49,14 @@ class Auto:
         if not encoder.columns and getattr(raw, "ndim", 2) > 2:
             if np.isnan(numbers).any():
                 raise InputError("Pictures must not have missing values. Got NaN.")
-            return [Neural(networks.CNN(channels=(16, 32, 64), hidden=256), training=_train(n)), _ridge()]
+            return [Neural(CNN(channels=(16, 32, 64), hidden=256), training=_train(n)), _ridge()]
         if kinds == {"text"} and isinstance(raw, list):
-            return [_ridge(Cosine()), Neural(networks.WordBag(width=256), training=_train(n, learning_rate=3e-3))]
-        members = [Forest(), _ridge(Cosine() if sp.issparse(numbers) else None)]
+            return [_ridge(), Neural(WordBag(width=256), training=_train(n, learning_rate=3e-3))]
+        members = [Forest(), _ridge()]
         if sp.issparse(numbers) and "text" not in kinds and are_counts(numbers):
             members.append(_ridge(Tanimoto()))
         if not sp.issparse(numbers) and n > FEW:
-            members.append(Neural(networks.MLP((256, 256)), training=_train(n), reads="numbers"))
+            members.append(Neural(MLP((256, 256)), training=_train(n), reads="numbers"))
         return members
 
 
@@ -80,3 +80,15 @@ def _train(n: int, **options: Any) -> Training:
 def are_counts(numbers: sp.csr_array) -> bool:
     """Whether a sparse table holds counts: whole numbers that are not negative."""
     return bool((numbers.data >= 0).all() and (numbers.data == np.round(numbers.data)).all())
+
+
+def prepare_reading(regressor: Regressor | Auto, X: Any) -> tuple[Regressor, Reader]:
+    """Return the regressor, chosen by the inputs if that is left open, and what makes these as it reads them."""
+    if isinstance(regressor, Regressor):
+        return regressor, Reader(regressor.reads, None if regressor.reads == "raw" else Encoder.of(X))
+    try:
+        encoder = Encoder.of(X)
+    except InputError:  # graphs, say
+        return regressor.choose(X, None, None), Reader()
+    stack = regressor.choose(X, encoder, encoder.encode(X))
+    return stack, Reader(stack.reads, None if stack.reads == "raw" else encoder)

@@ -42,13 +42,6 @@ class Targets(NamedTuple):
 Validation = tuple[Any, Targets] | None  # inputs and their targets
 
 
-class OutOfFold(NamedTuple):
-    """Coordinates that were predicted for training inputs by functions learned without them."""
-
-    rows: Tensor  # (k,), positions of the inputs
-    coordinates: Tensor  # (k, p)
-
-
 @dataclass(frozen=True)
 class History:
     """Metrics by epoch, and the epoch whose weights were kept (counted from 1)."""
@@ -121,9 +114,13 @@ class Fitted(ABC):
         """The functions between which decoded outputs decide, if something is left open."""
         return (self,)
 
-    def predict_out_of_fold(self) -> OutOfFold | None:
-        """Predictions for training inputs that did not see them, where there are any."""
+    def held_out_rows(self) -> Tensor | None:
+        """The training inputs that were predicted by functions learned without them, if any."""
         return None
+
+    def predict_out_of_fold(self, rows: Tensor) -> Tensor:  # (n, p)
+        """These predictions."""
+        raise NotImplementedError
 
     def report(self) -> list[dict[str, Any]]:
         """What was tried, a row each, for :meth:`dsokr.DSOKR.report`."""

@@ -70,10 +70,11 @@ class Forest(Regressor):
         drawn = np.stack([np.bincount(rows, minlength=len(goals)) for rows in forest.estimators_samples_], axis=1)
         trees, counts = Trees.of(forest), weights[:, None] * drawn
 
+        grown_leaves = trees.root + forest.apply(_dense(X))
+
         def predict(min_split: int, coordinates: np.ndarray) -> tuple[sp.csr_array, np.ndarray]:
-            pruned = trees.pruned(min_split)
-            leaves = pruned.find_leaves(X)
-            answers = pruned.average_leaves(leaves, counts)
+            leaves = trees.prune_leaves(min_split)[grown_leaves]
+            answers = trees.average_leaves(leaves, counts)
             return answers, _answer(answers, leaves, drawn == 0, coordinates)
 
         errors = {
@@ -106,9 +107,7 @@ class Forest(Regressor):
         forest = ExtraTreesRegressor(
             self.trees, max_features=self.max_features, bootstrap=bootstrap, random_state=seed, n_jobs=-1
         )
-        if sp.issparse(X):
-            X = X.toarray() if np.prod(X.shape) <= DENSE else X.tocsc()
-        return forest.fit(X, goals, None if weights is None else weights.cpu().numpy())
+        return forest.fit(_dense(X), goals, None if weights is None else weights.cpu().numpy())
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedForest:
         return FittedForest(Trees(**state["trees"]), state["answers"], state["coordinates"].to(device))
@@ -148,6 +147,18 @@ class Trees(NamedTuple):
         """The same trees, where nodes of less than this weight are leaves."""
         node, is_leaf = np.arange(len(self.size)), self.size < min_split
         return self._replace(left=np.where(is_leaf, node, self.left), right=np.where(is_leaf, node, self.right))
+
+    def prune_leaves(self, min_split: int) -> np.ndarray:  # (nodes,)
+        """The node that takes the place of each node if those of less than this weight are leaves."""
+        node = np.arange(len(self.size))
+        parent = node.copy()
+        for side in (self.left, self.right):
+            inner = side != node
+            parent[side[inner]] = node[inner]
+        above = np.where(self.size[parent] < min_split, parent, node)
+        while (above[above] != above).any():
+            above = above[above]
+        return above
 
     def find_leaves(self, X: Any) -> np.ndarray:  # (n, trees)
         """The leaf of every input in every tree. As in scikit-learn, inputs are compared in single precision."""
@@ -208,6 +219,13 @@ def _weigh(answers: sp.csr_array, leaves: np.ndarray, counts: np.ndarray) -> sp.
 def _answer(answers: sp.csr_array, leaves: np.ndarray, counts: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
     parts = [_weigh(answers, leaves[where], counts[where]) @ coordinates for where, _ in blocks(leaves, ROWS)]
     return np.concatenate(parts)
+
+
+def _dense(X: Any) -> Any:
+    """A table on which trees grow fast: dense, unless that is too large."""
+    if not sp.issparse(X):
+        return X
+    return X.toarray() if np.prod(X.shape) <= DENSE else X.tocsc()
 
 
 def _dense_blocks(X: Any) -> Iterator[np.ndarray]:

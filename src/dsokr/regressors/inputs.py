@@ -11,10 +11,12 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.preprocessing import normalize
 from torch import Tensor
 
 from dsokr.errors import DSOKRError, InputError, MissingExtraError
 from dsokr.outputs import count, take
+from dsokr.regressors.base import Reads
 
 Numbers = Any  # a float64 array (n, d), with NaN where a value is missing, or a CSR matrix
 Kind = Literal["number", "category", "smiles", "text"]
@@ -139,9 +141,27 @@ class Encoder:
         return Encoder(tuple(columns))
 
 
+@dataclass(frozen=True)
+class Reader:
+    """Inputs as a regressor reads them."""
+
+    reads: Reads = "raw"
+    encoder: Encoder | None = None
+
+    def read(self, X: Any) -> Any:
+        return X if self.encoder is None else Inputs(X, self.encoder.encode(X)).read_by(self.reads)
+
+    def state(self) -> dict[str, Any]:
+        return {"reads": self.reads, "encoder": self.encoder and self.encoder.state()}
+
+    @staticmethod
+    def restore(state: dict[str, Any]) -> Reader:
+        return Reader(state["reads"], state["encoder"] and Encoder.restore(state["encoder"]))
+
+
 @dataclass(frozen=True, eq=False)
 class Scaler:
-    """Standardises the columns of a table, with missing values at the mean; sparse tables stay as they are."""
+    """Standardises the columns of a table, with missing values at the mean; rows of a sparse table get length one."""
 
     mean: Tensor  # (d,), empty for a sparse table
     spread: Tensor
@@ -160,8 +180,21 @@ class Scaler:
     def scale(self, X: Numbers) -> Any:
         """Return the scaled table as canonical rows: a float64 tensor, or a CSR matrix."""
         if sp.issparse(X):
-            return sp.csr_array(X, dtype=np.float64)
+            return sp.csr_array(normalize(sp.csr_matrix(X, dtype=np.float64)))
         return ((torch.as_tensor(X, dtype=torch.float64) - self.mean) / self.spread).nan_to_num()
 
     def state(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "spread": self.spread}
+
+
+def is_raw(X: Any) -> bool:
+    """Whether inputs are not a dense table of numbers: sparse rows, strings, objects, rows of different lengths."""
+    if sp.issparse(X):
+        return True
+    if hasattr(X, "dtype") and getattr(X, "ndim", None) == 1:  # an array, or a column of a table
+        return getattr(X.dtype, "kind", "O") in "OUST"  # objects, and texts in three forms
+    if not isinstance(X, list | tuple):
+        return not hasattr(X, "__array__") and hasattr(X, "__len__") and not isinstance(X, str | bytes | dict)
+    if not len(X) or not isinstance(X[0], int | float | np.ndarray | list | tuple):
+        return True
+    return len({len(x) for x in X if isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.ndim)}) > 1

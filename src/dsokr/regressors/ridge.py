@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import scipy.sparse as sp
 import torch
@@ -15,8 +16,9 @@ from torch import Generator, Tensor
 from dsokr import kernels
 from dsokr.basis import BLOCK, SketchedBasis, sketch_basis
 from dsokr.errors import InputError, check_fields
-from dsokr.kernels import Cosine, Gaussian, Kernel
-from dsokr.outputs import Outputs, as_outputs, blocks, count
+from dsokr.kernels import Gaussian, Kernel, Linear
+from dsokr.kernels.base import Evaluate
+from dsokr.outputs import Outputs, as_outputs, blocks, count, to_device
 from dsokr.regressors.base import (
     Device,
     Fitted,
@@ -35,7 +37,7 @@ from dsokr.saving import parse_expression, write_expression
 from dsokr.sketches import Full, SketchSpec, SubSample
 
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-14, 1))  # λ to choose from
-ANCHORS = 1500  # inputs that span the space of functions, at most, unless a sketch is given
+MOST, ANCHORS = 3000, 1500  # inputs that are all used, and how many span the space of functions if there are more
 WIDTHS = (0.25, 1.0, 4.0)  # of Gaussian kernels, times one over the median squared distance
 EPSILON = 1e-9  # an input that alone decides its own prediction leaves this much to the others
 DIRECTIONS = 30  # of the outputs, in which choices are compared
@@ -50,7 +52,7 @@ class KernelRidge(Regressor):
     ``sketches.Full()`` on both sides it is input output kernel regression (IOKR). Inputs may be anything that the
     kernel takes: rows, strings, graphs. Without a kernel they are tables of numbers: dense ones are standardised and
     compared by a Gaussian kernel whose width is chosen, sparse ones by their cosine. Without a sketch all inputs span
-    the basis, or 1,500 of them if there are more.
+    the basis, or 1,500 of them if there are more than 3,000.
 
     ``regularization`` is λ > 0, or several. The best of them, and of the kernels, is that with the smallest error on
     the validation pairs, by ``monitor``, where "loss" is the mean squared distance of the coordinates. Without
@@ -89,117 +91,188 @@ class KernelRidge(Regressor):
     def fit(
         self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
     ) -> FittedRidge:
-        """Solve for every kernel and λ: O(n m p) time for the coordinates of n inputs, O(m² + m · block) memory."""
+        """Solve for every kernel and λ: O(n m p) time for m anchors among n inputs, O(m² + m · block) memory."""
         scaler = Scaler.of(X, targets.weighted()) if self.kernel is None else None
-        X, mean = _as_rows(X, scaler), targets.mean() * self.intercept
-        fits, rows = [], []
+        X, mean = _as_rows(X, scaler, device), targets.mean() * self.intercept
+        goals, fits, rows = targets.coordinates - mean, [], []
         for kernel in _list_kernels(X, seed) if self.kernel is None else (self.kernel,):
-            basis = sketch_basis(kernel, X, self._choose_sketch(X), generator=_generator(seed), device=device)
-            ridge = SketchedRidge.of(basis, X, targets.coordinates - mean, targets.weights)
+            ridge = self._decompose(kernel, X, goals, targets.weights, seed, device)
             if validation is not None:
-                errors = self._validate(ridge, _as_rows(validation[0], scaler), validation[1], mean, score)
+                errors = self._validate(ridge, _as_rows(validation[0], scaler, device), validation[1], mean, score)
             else:
-                errors = self._leave_one_out(ridge, X, targets, mean)
+                errors = self._leave_one_out(ridge, goals, targets)
             for penalty, error in zip(self.penalties, errors, strict=True):
                 fits.append((ridge, penalty))
                 rows.append({"epoch": len(fits), "regularization": penalty, **error})
         best = max(rows, key=lambda row: row.get("val_score", -row["val_loss"]))
         ridge, penalty = fits[int(best["epoch"]) - 1]
         history = History(rows if len(rows) > 1 or validation else [], int(best["epoch"]))
-        return FittedRidge(scaler, ridge.basis, ridge.solve(ridge.cross, penalty), mean, penalty, history, ridge)
+        return FittedRidge(
+            scaler, ridge.kernel, ridge.anchors, ridge.solve_dual(penalty), mean, penalty, history, ridge
+        )
 
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
     ) -> tuple[FittedRidge, Tensor]:
         """Leave one out, in closed form; the kernel, λ and the mean of the targets come from all pairs."""
         fitted = self.fit(X, targets, seed=seed, device=device)
-        rows, z = _as_rows(X, fitted.scaler), torch.empty_like(targets.coordinates)
-        centred, penalties = targets.coordinates - fitted.mean, (fitted.regularization,)
         assert fitted.ridge is not None  # it was just fitted
-        for where, (left_out,) in fitted.ridge.leave_one_out(rows, centred, targets.weights, penalties):
+        goals, z = targets.coordinates - fitted.mean, torch.empty_like(targets.coordinates)
+        for where, (left_out,) in fitted.ridge.leave_one_out(goals, None, (fitted.regularization,)):
             z[where] = (left_out + fitted.mean).to(z)
-        return fitted, z
+        return replace(fitted, ridge=None), z
 
-    def _choose_sketch(self, X: Outputs) -> SketchSpec:
-        return self.sketch or (Full() if count(X) <= ANCHORS else SubSample(ANCHORS))
+    def _decompose(
+        self, kernel: Kernel, X: Outputs, goals: Tensor, weights: Tensor | None, seed: int, device: Device
+    ) -> Ridge:
+        sketch = self.sketch or (Full() if count(X) <= MOST else SubSample(ANCHORS))
+        if isinstance(sketch, Full) and count(X) <= MOST:
+            return ExactRidge.of(kernel, X, goals, weights)
+        basis = sketch_basis(kernel, X, sketch, generator=_generator(seed), device=device)
+        return SketchedRidge.of(basis, X, goals, weights)
 
     def _validate(
-        self, ridge: SketchedRidge, X: Outputs, targets: Targets, mean: Tensor, score: Score
+        self, ridge: Ridge, X: Outputs, targets: Targets, mean: Tensor, score: Score
     ) -> Iterator[dict[str, float]]:
         """The error of every λ on validation inputs."""
-        inputs, weights = ridge.basis.embed(X), targets.weighted()
+        weights = targets.weighted()
         for penalty in self.penalties:
-            z = inputs @ ridge.solve(ridge.cross, penalty) + mean
+            z = FittedRidge(None, ridge.kernel, ridge.anchors, ridge.solve_dual(penalty), mean, penalty).evaluate(X)
             errors = (z - targets.coordinates).square().sum(dim=1).add(targets.residuals)
             error = {"val_loss": (weights @ errors / weights.sum()).item()}
             yield error if score is None else error | {"val_score": score(z)}
 
-    def _leave_one_out(
-        self, ridge: SketchedRidge, X: Outputs, targets: Targets, mean: Tensor
-    ) -> Iterator[dict[str, float]]:
+    def _leave_one_out(self, ridge: Ridge, goals: Tensor, targets: Targets) -> Iterator[dict[str, float]]:
         """The error of every λ, leaving out each pair in turn, in the directions in which the outputs vary most."""
         if len(self.penalties) == 1 and self.kernel is not None:  # nothing to choose
             yield {"val_loss": math.nan}
             return
         directions, weights = leading_directions(targets, DIRECTIONS), targets.weighted()
-        goals = (targets.coordinates - mean) @ directions
-        short, totals = replace(ridge, cross=ridge.cross @ directions), [0.0] * len(self.penalties)
-        for where, left_out in short.leave_one_out(X, goals, targets.weights, self.penalties):
+        short, totals = goals @ directions, [0.0] * len(self.penalties)
+        for where, left_out in ridge.leave_one_out(short, directions, self.penalties):
             for number, z in enumerate(left_out):
-                totals[number] += (weights[where] @ (z - goals[where]).square().sum(dim=1)).item()
+                totals[number] += (weights[where] @ (z - short[where]).square().sum(dim=1)).item()
         yield from ({"val_loss": total / weights.sum().item()} for total in totals)
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedRidge:
         kernel = self.kernel or parse_expression(state["kernel"], kernels)
-        basis = SketchedBasis(kernel, state["anchors"], state["sketch"], state["projection"]).to(device)
         scaler = None if state["scaler"] is None else Scaler(**state["scaler"])
-        weights, mean = state["weights"].to(device), state["mean"].to(device)
-        return FittedRidge(scaler, basis, weights, mean, state["regularization"])
+        anchors, dual, mean = to_device(state["anchors"], device), state["dual"].to(device), state["mean"].to(device)
+        return FittedRidge(scaler, kernel, anchors, dual, mean, state["regularization"])
 
 
 def _generator(seed: int) -> Generator:
     return Generator().manual_seed(seed + 1)  # the outputs' sketch uses the seed itself
 
 
-def _as_rows(X: Any, scaler: Scaler | None) -> Outputs:
-    return as_outputs(X, "X") if scaler is None else scaler.scale(X)
+def _as_rows(X: Any, scaler: Scaler | None, device: Device) -> Outputs:
+    return to_device(as_outputs(X, "X") if scaler is None else scaler.scale(X), device)
 
 
 def _list_kernels(X: Outputs, seed: int) -> tuple[Kernel, ...]:
     """The kernels to compare on a scaled table: Gaussians whose widths are around the median distance."""
     if sp.issparse(X):
-        return (Cosine(),)
+        return (Linear(),)
     some = X[torch.randperm(len(X), generator=_generator(seed))[:1000]]
     typical = (some[1:] - some[:-1]).square().sum(dim=1).median().item() or 1.0
     return tuple(Gaussian(factor / typical) for factor in WIDTHS)
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class FittedRidge(Fitted):
-    """g(x) = mean + Wᵀ ψ̃_x(x)."""
+    """g(x) = mean + Σ_j k(x, a_j) c_j over the anchors a_j."""
 
     scaler: Scaler | None
-    basis: SketchedBasis  # of the inputs
-    weights: Tensor  # W, (p_x, p)
+    kernel: Kernel
+    anchors: Outputs  # m inputs
+    dual: Tensor  # c, (m, p)
     mean: Tensor  # (p,)
     regularization: float
     history: History = field(default_factory=History)  # a row for every kernel and λ that was compared
-    ridge: SketchedRidge | None = None  # None for a saved model
+    ridge: Ridge | None = None
+
+    @cached_property
+    def _evaluate(self) -> Evaluate:
+        return self.kernel.against(self.anchors, self.dual.T.contiguous())
+
+    def evaluate(self, rows: Outputs) -> Tensor:  # (n, p) float64
+        return torch.cat([self._evaluate(block).to(self.mean) for _, block in blocks(rows, BLOCK)]) + self.mean
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
-        return self.basis.embed(_as_rows(X, self.scaler)) @ self.weights + self.mean
+        return self.evaluate(_as_rows(X, self.scaler, self.mean.device))
 
     def state(self) -> State:
         return {
-            "anchors": self.basis.anchors,
-            "sketch": self.basis.weights,
-            "projection": self.basis.projection,
-            "weights": self.weights,
+            "anchors": self.anchors,
+            "dual": self.dual,
             "mean": self.mean,
             "regularization": self.regularization,
             "scaler": self.scaler and self.scaler.state(),
-            "kernel": self.scaler and write_expression(self.basis.kernel, kernels),  # which was chosen
+            "kernel": self.scaler and write_expression(self.kernel, kernels),  # which was chosen
         }
+
+
+class Ridge(Protocol):
+    """Ridge regression, decomposed so that every λ is cheap."""
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    @property
+    def anchors(self) -> Outputs: ...
+
+    def solve_dual(self, regularization: float) -> Tensor:  # (m, p)
+        """The coefficients of the kernel functions at the anchors."""
+
+    def leave_one_out(
+        self, targets: Tensor, directions: Tensor | None, penalties: Sequence[float]
+    ) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Predict each training input by the solution without it, for every λ, block by block.
+
+        ``targets`` are those of the fit, or their products with ``directions``. With ŷ the fitted values and h_i how
+        much ŷ_i moves with y_i, that is (ŷ_i − h_i y_i) / (1 − h_i).
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class ExactRidge:
+    """Ridge regression on all n inputs: K = U D Uᵀ, and c = U (D + n λ I)^{-1} Uᵀ T.
+
+    With weights s on the rows, K becomes S^½ K S^½, T becomes S^½ T, c is multiplied by S^½, and n is Σ_i s_i.
+    """
+
+    kernel: Kernel
+    anchors: Outputs
+    roots: Tensor  # s^½, (n, 1)
+    eigenvalues: Tensor  # D, (n,)
+    eigenvectors: Tensor  # U, (n, n)
+    targets: Tensor  # S^½ T, (n, p)
+
+    @staticmethod
+    def of(kernel: Kernel, X: Outputs, targets: Tensor, weights: Tensor | None = None) -> ExactRidge:
+        ones = torch.ones(count(X), dtype=torch.float64) if weights is None else weights.double()
+        roots = ones.sqrt()[:, None].to(targets.device)
+        gram = kernel(X, X).to(targets) * roots * roots.T
+        eigenvalues, eigenvectors = torch.linalg.eigh(gram)
+        return ExactRidge(kernel, X, roots, eigenvalues.clamp(min=0), eigenvectors, roots * targets)
+
+    def solve_dual(self, regularization: float) -> Tensor:  # (n, p)
+        return self.roots * self._solve(self.targets, regularization)
+
+    def _solve(self, right: Tensor, regularization: float) -> Tensor:
+        shift = self.roots.square().sum() * regularization
+        return self.eigenvectors @ ((self.eigenvectors.T @ right) / (self.eigenvalues + shift)[:, None])
+
+    def leave_one_out(
+        self, targets: Tensor, directions: Tensor | None, penalties: Sequence[float]
+    ) -> Iterator[tuple[slice, list[Tensor]]]:
+        t, turned = self.roots * targets, self.eigenvectors.T @ (self.roots * targets)
+        squares, left_out = self.eigenvectors.square(), []
+        for penalty in penalties:
+            shrunk = (self.eigenvalues / (self.eigenvalues + self.roots.square().sum() * penalty))[:, None]
+            h = (squares @ shrunk).clamp(max=1 - EPSILON)
+            left_out.append((self.eigenvectors @ (shrunk * turned) - h * t) / (1 - h) / self.roots.clamp(min=EPSILON))
+        yield slice(0, len(t)), left_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +284,8 @@ class SketchedRidge:
     """
 
     basis: SketchedBasis
-    n: float
+    X: Outputs
+    weights: Tensor | None
     eigenvalues: Tensor  # D, (p,)
     eigenvectors: Tensor  # U, (p, p)
     cross: Tensor  # Zᵀ T, (p, c)
@@ -235,28 +309,40 @@ class SketchedRidge:
             if targets is not None:
                 cross.addmm_(weighted.T, targets[where].to(z))
         eigenvalues, eigenvectors = torch.linalg.eigh(covariance)
-        n = count(X) if weights is None else weights.sum().item()
-        return cls(basis, n, eigenvalues.clamp(min=0), eigenvectors, cross)
+        return cls(basis, X, weights, eigenvalues.clamp(min=0), eigenvectors, cross)
+
+    @property
+    def n(self) -> float:
+        return count(self.X) if self.weights is None else self.weights.sum().item()
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.basis.kernel
+
+    @property
+    def anchors(self) -> Outputs:
+        return self.basis.anchors
 
     def solve(self, right: Tensor, regularization: float) -> Tensor:  # (p, q) -> (p, q)
         """(Zᵀ Z + n λ I)^{-1} times the right side."""
         scaled = (self.eigenvectors.T @ right) / (self.eigenvalues + self.n * regularization)[:, None]
         return self.eigenvectors @ scaled
 
-    def leave_one_out(
-        self, X: Outputs, targets: Tensor, weights: Tensor | None, penalties: Sequence[float]
-    ) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Predict each training input by the solution without it, for every λ, block by block.
+    def solve_dual(self, regularization: float) -> Tensor:  # (m, p)
+        dual = self.basis.projection.T @ self.solve(self.cross, regularization)
+        return dual if self.basis.weights is None else self.basis.weights.T @ dual
 
-        With h_i = s_i z_iᵀ (Zᵀ S Z + n λ I)^{-1} z_i that is (ŷ_i − h_i y_i) / (1 − h_i).
-        """
-        turned = self.eigenvectors.T @ self.cross
-        for where, block in blocks(X, BLOCK):
+    def leave_one_out(
+        self, targets: Tensor, directions: Tensor | None, penalties: Sequence[float]
+    ) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Here h_i = s_i z_iᵀ (Zᵀ S Z + n λ I)^{-1} z_i."""
+        turned = self.eigenvectors.T @ (self.cross if directions is None else self.cross @ directions)
+        for where, block in blocks(self.X, BLOCK):
             z, t = self.basis.embed(block) @ self.eigenvectors, targets[where].to(self.cross)
-            s = torch.ones_like(t[:, :1]) if weights is None else weights[where].to(t)[:, None]
+            s = 1.0 if self.weights is None else self.weights[where].to(t)[:, None]
             left_out = []
             for penalty in penalties:
                 shrunk = z / (self.eigenvalues + self.n * penalty)
-                h = s * (shrunk * z).sum(dim=1, keepdim=True)
-                left_out.append((shrunk @ turned - h * t) / (1 - h).clamp(min=EPSILON))
+                h = (s * (shrunk * z).sum(dim=1, keepdim=True)).clamp(max=1 - EPSILON)
+                left_out.append((shrunk @ turned - h * t) / (1 - h))
             yield where, left_out

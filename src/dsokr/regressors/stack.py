@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 from torch import Generator, Tensor
 
 from dsokr.errors import InputError, check_fields
-from dsokr.regressors.base import Device, Fitted, OutOfFold, Reads, Regressor, Score, State, Targets, Validation
+from dsokr.regressors.base import Device, Fitted, Reads, Regressor, Score, State, Targets, Validation
 from dsokr.regressors.inputs import Inputs
 
 
@@ -81,8 +81,8 @@ class Stack(Regressor):
         everyone = zip(range(len(fits)), self.members, fits, weights.tolist(), strict=True)
         kept = tuple(Member(number, member.reads, fit, w) for number, member, fit, w in everyone if w > 0)
         contrasts = self.contrast if isinstance(self.contrast, tuple) else (self.contrast,)
-        out_of_fold = OutOfFold(rows, z.to(device)) if folds else None
-        return FittedStack(kept, targets.mean(), contrasts, tried, out_of_fold)
+        held_out = (rows, z.to(device)) if folds else (None, None)
+        return FittedStack(kept, targets.mean(), contrasts, tried, *held_out)
 
     def _weigh(self, predictions: list[Tensor], truth: Targets) -> Tensor:  # (members,)
         if self.weights == "equal":
@@ -147,7 +147,8 @@ class FittedStack(Fitted):
     mean: Tensor  # (p,), of the targets
     contrasts: tuple[float, ...] = (1.0,)  # the first is used
     tried: list[dict[str, Any]] = field(default_factory=list)
-    out_of_fold: OutOfFold | None = None
+    rows: Tensor | None = None  # of the training inputs that were held out, sorted
+    out_of_fold: Tensor | None = None  # their coordinates, predicted without them; not saved
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
         z = torch.zeros(1, dtype=torch.float64, device=self.mean.device)
@@ -161,9 +162,12 @@ class FittedStack(Fitted):
     def alternatives(self) -> tuple[FittedStack, ...]:
         return tuple(replace(self, contrasts=(contrast,)) for contrast in self.contrasts)
 
-    def predict_out_of_fold(self) -> OutOfFold | None:
-        held = self.out_of_fold
-        return None if held is None else OutOfFold(held.rows, self._stretch(held.coordinates))
+    def held_out_rows(self) -> Tensor | None:
+        return self.rows
+
+    def predict_out_of_fold(self, rows: Tensor) -> Tensor:  # (n, p)
+        assert self.rows is not None and self.out_of_fold is not None
+        return self._stretch(self.out_of_fold[torch.searchsorted(self.rows, rows).to(self.mean.device)])
 
     def state(self) -> State:
         members = {str(m.number): {"weight": m.weight, "state": m.fitted.state()} for m in self.members}

@@ -1,0 +1,168 @@
+"""Stacks: exact weights, never worse out of fold than the best member; and what DSOKR(kernel) alone chooses."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from scipy.optimize import lsq_linear
+from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
+from sklearn.linear_model import Ridge
+
+from dsokr import DSOKR, kernels, sketches
+from dsokr.decoders import Candidates, Gradient, Kemeny, LabelSet, NGram
+from dsokr.errors import InputError
+from dsokr.metrics import f1, kendall_tau
+from dsokr.regressors import Forest, KernelRidge, Neighbors, Scikit, Stack, Targets
+from dsokr.regressors.forest import Trees
+from dsokr.regressors.stack import solve_weights
+from implementations import bits, graphs, rankings, strings, vectors
+
+CPU = torch.device("cpu")
+
+
+def wavy(n: int = 200) -> tuple[np.ndarray, Targets]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 4))
+    z = np.sin(X @ rng.normal(size=(4, 6))) + 0.1 * rng.normal(size=(n, 6))
+    return X, Targets(torch.from_numpy(z), torch.zeros(n, dtype=torch.float64))
+
+
+def test_weights_are_those_of_non_negative_least_squares():
+    rng = np.random.default_rng(1)
+    truth = torch.from_numpy(rng.normal(size=(50, 4)))
+    noise = [torch.from_numpy(rng.normal(size=(50, 4))) for _ in range(2)]
+    made = [truth + noise[0], noise[1] - truth, 0.1 * truth + noise[0], truth * 0]
+    s = torch.from_numpy(rng.random(50))
+    weights = solve_weights(made, Targets(truth, torch.zeros(50), s))
+    A = np.stack([(s.sqrt()[:, None] * z).numpy().ravel() for z in made], axis=1)
+    reference = lsq_linear(A, (s.sqrt()[:, None] * truth).numpy().ravel(), bounds=(0, np.inf), tol=1e-14).x
+    np.testing.assert_allclose(A @ weights.numpy(), A @ reference, atol=1e-6)
+    assert (weights >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "members", [(Forest(20), KernelRidge()), (Neighbors(), Forest(10), KernelRidge(intercept=True))]
+)
+def test_a_stack_is_never_worse_out_of_fold_than_its_best_member(members):
+    X, targets = wavy()
+    rows = Stack(members).fit(X, targets, seed=0, device=CPU).report()
+    assert rows[-1]["regressor"] == "the stack" and len(rows) == len(members) + 1
+    assert rows[-1]["explained"] >= max(row["explained"] for row in rows[:-1]) - 1e-12
+
+
+def test_equal_weights_are_the_mean():
+    X, targets = wavy()
+    members = Forest(10, min_split=2), Neighbors(3)
+    z = Stack(members, weights="equal").fit(X, targets, seed=3, device=CPU).predict(X)
+    apart = [member.fit(X, targets, seed=3 + i, device=CPU).predict(X) for i, member in enumerate(members)]
+    torch.testing.assert_close(z, (apart[0] + apart[1]) / 2)
+
+
+def test_members_without_weight_are_dropped():
+    X, targets = wavy()
+    noise = Scikit(RandomForestRegressor(2, max_depth=1, random_state=0))
+    fitted = Stack((KernelRidge(intercept=True), noise)).fit(X, targets, seed=0, device=CPU)
+    kept = [member.number for member in fitted.members]
+    assert kept == [number for number, row in enumerate(fitted.report()[:-1]) if row["weight"] > 0]
+
+
+def test_a_contrast_stretches_around_the_mean():
+    X, targets = wavy()
+    plain, stretched = (Stack((Forest(10),), contrast=c).fit(X, targets, seed=0, device=CPU) for c in (1.0, 2.0))
+    torch.testing.assert_close(stretched.predict(X), 2 * plain.predict(X) - targets.mean())
+
+
+def test_leaf_weights_are_the_predictions_of_scikit_learn():
+    X, targets = wavy()
+    X[::7, 1] = np.nan
+    z = (targets.coordinates * 2**20).round() / 2**20  # so that the forest, which rounds, grows on the same numbers
+    centred = Targets(z - z.mean(dim=0), targets.residuals)
+    forest = Forest(15, min_split=2)
+    fitted = forest.fit(X, centred, seed=5, device=CPU)
+    reference = ExtraTreesRegressor(15, max_features="sqrt", random_state=5).fit(X, forest._goals(centred))
+    queries = np.random.default_rng(2).normal(size=(30, 4))
+    weights = fitted.weights(queries)
+    np.testing.assert_allclose(weights.sum(axis=1), 1)
+    assert (Trees.of(reference).find_leaves(queries) == fitted.trees.root + reference.apply(queries)).all()
+    np.testing.assert_allclose(weights @ forest._goals(centred), reference.predict(queries), atol=1e-10)
+    np.testing.assert_allclose(fitted.predict(queries), weights @ centred.coordinates.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "outputs", "decoder"),
+    [
+        (kernels.Tanimoto(), bits, LabelSet),
+        (kernels.Kemeny(), rankings, Kemeny),
+        (kernels.NGram((1, 2)), strings, NGram),
+        (kernels.Gaussian(0.3), vectors, Gradient),
+        (kernels.WeisfeilerLehman(2).normalized(), graphs, Candidates),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_kernel_alone_is_a_model(kernel, outputs, decoder, tmp_path):
+    X, ys = vectors(60).numpy(), outputs(60)
+    model = DSOKR(kernel, random_state=0, device="cpu").fit(X, ys)
+    assert isinstance(model.decoder_, decoder) and isinstance(model.parts_["regressor"], Stack)
+    z = model.coefficients(X)
+    model.save(tmp_path / "model")
+    loaded = DSOKR.load(tmp_path / "model", device="cpu")
+    torch.testing.assert_close(loaded.coefficients(X), z, rtol=0, atol=1e-12)
+    assert str(loaded.predict(X[:5])) == str(model.predict(X[:5]))
+
+
+def test_defaults_learn_label_sets_and_rankings():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 5))
+    sets = (X @ rng.normal(size=(5, 6)) > 0).astype(int)
+    orders = np.argsort(np.argsort(X @ rng.normal(size=(5, 4)), axis=1), axis=1)
+    train, test = slice(200), slice(200, None)
+    assert f1(DSOKR(kernels.Tanimoto(), random_state=0).fit(X[train], sets[train]).predict(X[test]), sets[test]) > 0.85
+    ranked = DSOKR(kernels.Kemeny(), random_state=0).fit(X[train], orders[train]).predict(X[test])
+    assert kendall_tau(ranked, orders[test]).mean() > 0.8
+
+
+@pytest.mark.parametrize("form", ["array with gaps", "sparse", "frame", "texts", "pictures"])
+def test_inputs_of_every_kind(form, tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 4))
+    y = (X[:, :3] > 0).astype(int)
+    words = ["red", "green", "blue"]
+    if form == "array with gaps":
+        X[::5, 3] = np.nan
+    elif form == "sparse":
+        X = sp.csr_matrix(np.maximum(X, 0))
+    elif form == "frame":
+        X = np.array([[*row[:2].tolist(), words[int(row[2] > 0)]] for row in X], dtype=object)
+        X[3, 2], X[7, 0] = None, float("nan")
+    elif form == "texts":
+        X = [" ".join([f"a{i} is up" if up else f"a{i} is down" for i, up in enumerate(row > 0)]) for row in X]
+    else:
+        X = np.kron((X > 0).reshape(80, 2, 2), np.ones((4, 4)))
+    model = DSOKR(kernels.Tanimoto(), random_state=0, device="cpu").fit(X, y)
+    assert f1(model.predict(X), y) > 0.6
+    model.save(tmp_path / "model")
+    loaded = DSOKR.load(tmp_path / "model", device="cpu")
+    assert (loaded.predict(X) == model.predict(X)).all()
+
+
+def test_any_regressor_of_scikit_learn():
+    X, y = vectors(60).numpy(), bits(60)
+    for estimator in (RandomForestRegressor(5), Ridge()):
+        model = DSOKR(kernels.Tanimoto(), sketches.SubSample(20), estimator, random_state=0).fit(X, y)
+        assert model.predict(X).shape == y.shape and model.regressor is estimator
+
+
+def test_objects_without_a_regressor():
+    with pytest.raises(InputError, match="No regressor is known for inputs of type object"):
+        DSOKR(kernels.Tanimoto()).fit([object() for _ in range(20)], bits(20))
+
+
+def test_sample_weights_of_zero_leave_a_pair_out():
+    X, y = vectors(60).numpy(), bits(60)
+    model = DSOKR(
+        kernels.Tanimoto(), sketches.Full(), KernelRidge(kernels.Gaussian(0.3), regularization=1e-3), random_state=0
+    )
+    weights = np.r_[np.ones(40), np.zeros(20)]
+    some = model.fit(X, y, sample_weight=weights).coefficients(X) @ model.basis_.embed(y).T
+    other = model.fit(X[:40], y[:40]).coefficients(X) @ model.basis_.embed(y).T
+    torch.testing.assert_close(some[:, :40], other[:, :40], rtol=0, atol=1e-6)
