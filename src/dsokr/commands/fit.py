@@ -20,8 +20,16 @@ from dsokr.commands.cells import count_of, guess_input, guess_output
 from dsokr.commands.columns import Kind, Labels, OutputKind, String
 from dsokr.commands.evaluate import evaluate, find_examples, summarize, write_report
 from dsokr.commands.options import FitOptions, Result, Say
-from dsokr.commands.parts import check_encoder, choose_network, make_model, parse_kernel, parse_part
-from dsokr.commands.predictor import Pairs, Predictor, read_pairs
+from dsokr.commands.predictor import (
+    Pairs,
+    Predictor,
+    check_encoder,
+    choose_network,
+    make_model,
+    parse_kernel,
+    parse_part,
+    read_pairs,
+)
 from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
 from dsokr.errors import InputError, Interrupted, ModelFolderError
