@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from torch import Generator
 
 from dsokr import chem, decoders, kernels, sketch_basis, sketches
-from dsokr.commands import columns, parts
+from dsokr.commands import columns, predictor
 from dsokr.commands.cells import guess_input, guess_output
 from dsokr.commands.columns import Image, Labels, Letters, Molecule, Ranking, SmilesLetters, String, Text, Vector
 from dsokr.decoders import EmbeddedOutputs
@@ -284,12 +284,12 @@ EXAMPLES = {
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in KERNELS.items() for text in texts], ids=str)
 def test_a_decoder_answers_for_every_kernel_of_a_kind(kind, text):
     cells = EXAMPLES[kind]
-    output = kind().suit(parts.parse_kernel(text)).adapt(cells)
+    output = kind().suit(predictor.parse_kernel(text)).adapt(cells)
     values = output.parse_all(cells, "Output")
-    kernel = parts.parse_kernel(text, values)
+    kernel = predictor.parse_kernel(text, values)
     ys = as_outputs(values)
     basis = sketch_basis(kernel, ys, sketches.Full(), generator=Generator())
-    decoder = parts.choose_decoder("auto", output, kernel, values).alternatives()[0]
+    decoder = predictor.choose_decoder("auto", output, kernel, values).alternatives()[0]
     assert len(decoder.decode(basis, basis.embed(ys), EmbeddedOutputs(basis, values)).scores) == 3
     assert kind.kernel in KERNELS[kind] or f"{KERNELS[kind][0]}()" == kind.kernel
 
@@ -297,25 +297,25 @@ def test_a_decoder_answers_for_every_kernel_of_a_kind(kind, text):
 def test_decoders_by_name():
     molecule, wl = Molecule(as_graph=True), kernels.WeisfeilerLehman(2)
     ys = molecule.parse_all(["CCO", "CS(C)(=O)=O", "[Na+].[Cl-]"], "Output")
-    search = parts.choose_decoder("auto", molecule, wl, ys)
+    search = predictor.choose_decoder("auto", molecule, wl, ys)
     assert isinstance(search, decoders.GraphSearch) and search.moves.max_atoms == 5
     assert dict(search.moves.valences) == {6: 4, 8: 2, 11: 1, 16: 6, 17: 1}
     large = molecule.parse_all(["C" * 30], "Output")
-    assert isinstance(parts.choose_decoder("auto", molecule, wl, large), decoders.Candidates)
-    assert isinstance(parts.choose_decoder("search", molecule, wl, large), decoders.GraphSearch)
-    assert isinstance(parts.choose_decoder("candidates", String(), kernels.NGram(2), ["a"]), decoders.Candidates)
-    assert parts.choose_decoder("GraphSearch(beam=4)", molecule, wl, ys) == decoders.GraphSearch(beam=4)
+    assert isinstance(predictor.choose_decoder("auto", molecule, wl, large), decoders.Candidates)
+    assert isinstance(predictor.choose_decoder("search", molecule, wl, large), decoders.GraphSearch)
+    assert isinstance(predictor.choose_decoder("candidates", String(), kernels.NGram(2), ["a"]), decoders.Candidates)
+    assert predictor.choose_decoder("GraphSearch(beam=4)", molecule, wl, ys) == decoders.GraphSearch(beam=4)
     with pytest.raises(InputError, match="There is no search of all outputs with the kernel Tanimoto"):
-        parts.choose_decoder("search", Molecule(), kernels.Tanimoto(), ys)
+        predictor.choose_decoder("search", Molecule(), kernels.Tanimoto(), ys)
     with pytest.raises(InputError, match="--decoder takes auto, candidates, search or .* Did you mean 'search'"):
-        parts.choose_decoder("serach", Molecule(), kernels.Tanimoto(), ys)
+        predictor.choose_decoder("serach", Molecule(), kernels.Tanimoto(), ys)
 
 
 def test_gamma_is_one_over_the_median_distance():
-    assert parts.parse_kernel("Gaussian(0.3)", np.zeros((3, 1))) == kernels.Gaussian(0.3)
+    assert predictor.parse_kernel("Gaussian(0.3)", np.zeros((3, 1))) == kernels.Gaussian(0.3)
     ys = np.array([[0.0], [2.0]])
-    assert parts.parse_kernel("2 * Gaussian(auto)", ys) == 2 * kernels.Gaussian(0.25)
-    assert parts.parse_kernel("Laplacian(auto)", ys) == kernels.Laplacian(0.5)
-    assert parts.parse_kernel("Gaussian(auto)", np.zeros((5, 1))) == kernels.Gaussian(1.0)  # no distance at all
+    assert predictor.parse_kernel("2 * Gaussian(auto)", ys) == 2 * kernels.Gaussian(0.25)
+    assert predictor.parse_kernel("Laplacian(auto)", ys) == kernels.Laplacian(0.5)
+    assert predictor.parse_kernel("Gaussian(auto)", np.zeros((5, 1))) == kernels.Gaussian(1.0)  # no distance at all
     with pytest.raises(InputError, match="auto is for vectors and labels"):
-        parts.parse_kernel("Gaussian(auto)", ["a", "b"])
+        predictor.parse_kernel("Gaussian(auto)", ["a", "b"])
