@@ -236,8 +236,7 @@ NAN[3, 1] = np.nan
 @pytest.mark.parametrize(
     ("changes", "data", "message"),
     [
-        ({"sketch": sketches.SubSample(41)}, (X, Y), "size=41 and n=40"),
-        ({"sketch": sketches.SubSample(0)}, (X, Y), "size must be an integer of at least 1. Got 0"),
+        ({"sketch": sketches.SubSample(0)}, (X, Y), "size must be positive and finite. Got 0"),
         ({}, (X, Y[:0]), "Y is empty"),
         ({}, (NAN, Y), "X contains NaN"),
         ({}, (torch.as_tensor(NAN), Y), "X must be finite"),
@@ -257,7 +256,7 @@ NAN[3, 1] = np.nan
         ({"kernel": kernels.Linear}, (X, Y), "kernel must be a Kernel, such as"),
         ({"kernel": "linear"}, (X, Y), "kernel must be a Kernel, such as kernels.Gaussian"),
         ({"sketch": 50}, (X, Y), "sketch must be a SketchSpec, such as"),
-        ({"sketch": sketches.SubSample(5.0)}, (X, Y), "size must be an integer of at least 1. Got 5.0"),
+        ({"sketch": sketches.SubSample(5.0)}, (X, Y), "size must be an integer, or a share below 1. Got 5.0"),
         ({"network": nn.Flatten()}, (X, Y), "network must be a function from p"),
         ({"training": Training(validation_fraction=0.999)}, (X, Y), "leaves none of the 40 pairs"),
         ({"kernel": kernels.Linear()}, (X, [(np.nan, 1.0)] * 40), "NaN or inf in row 0"),

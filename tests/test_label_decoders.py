@@ -159,7 +159,7 @@ def test_on_every_device(device):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: LabelSet().check(kernels.NGram(3)), r"Tanimoto, Linear, .*Got NGram\(n=3.*Use Candidates\(\)"),
+        (lambda: LabelSet().check(kernels.NGram(3)), r"Tanimoto, Dice, Linear, .*Got NGram\(n=3.*Use Candidates\(\)"),
         (lambda: LabelSet().check(kernels.Linear() + kernels.Kemeny()), "Got Sum.*Kemeny"),
         (lambda: LabelSet().check(kernels.Kemeny().normalized()), "Got Normalized.*Kemeny"),
         (lambda: LabelSet(starts=0), "LabelSet.starts must be an integer of at least 1. Got 0"),

@@ -86,7 +86,7 @@ def test_plot(generator):
     ("validation", "sketch", "sizes", "message"),
     [
         (vectors(5), sketches.SubSample(1), [], "at least one sketch size"),
-        (vectors(5), sketches.SubSample(1), [9], "size=9 and n=5"),
+        (vectors(5), sketches.SubSample(1), [9], "sizes 1 to 5. Got 9"),
         (vectors(5), sketches.Full(), [2], "no size to choose"),
         ([], sketches.SubSample(1), [2], "validation is empty"),
     ],

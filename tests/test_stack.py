@@ -7,6 +7,7 @@ import torch
 from scipy.optimize import lsq_linear
 from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV
 
 from dsokr import DSOKR, kernels, sketches
 from dsokr.decoders import Candidates, Gradient, Kemeny, LabelSet, NGram
@@ -166,3 +167,35 @@ def test_sample_weights_of_zero_leave_a_pair_out():
     some = model.fit(X, y, sample_weight=weights).coefficients(X) @ model.basis_.embed(y).T
     other = model.fit(X[:40], y[:40]).coefficients(X) @ model.basis_.embed(y).T
     torch.testing.assert_close(some[:, :40], other[:, :40], rtol=0, atol=1e-6)
+
+
+def test_the_report_says_what_was_tried_and_chosen(tmp_path):
+    X, y = vectors(60).numpy(), bits(60)
+    model = DSOKR(kernels.Tanimoto(), random_state=0).fit(X, y)
+    lines = model.report().splitlines()
+    assert lines[0].startswith("basis      ") and "LabelSet" in lines[1] and lines[2].startswith("weight  explained")
+    assert [line.split("  ")[-1].strip().partition("(")[0] for line in lines[3:6]] == [
+        "Forest",
+        "KernelRidge",
+        "the stack",
+    ]
+    model.save(tmp_path / "model")
+    assert DSOKR.load(tmp_path / "model").report() == model.report()
+
+
+def test_hints_name_the_remedy():
+    X, ys = vectors(40).numpy(), graphs(40)
+    sketch, regressor = sketches.SubSample(1), KernelRidge(kernels.Gaussian(0.1))
+    report = DSOKR(kernels.WeisfeilerLehman(3).normalized(), sketch, regressor, random_state=0).fit(X, ys).report()
+    assert "use Candidates(outputs=...)" in report and "use a larger sketch" in report
+
+
+def test_parameters_of_parts_can_be_searched():
+    model = DSOKR(kernels.Gaussian(0.1), regressor=Forest(10), random_state=0)
+    assert model.get_params()["kernel__gamma"] == 0.1 and model.get_params()["regressor__trees"] == 10
+    grid = {"kernel__gamma": [0.01, 1.0], "regressor__min_split": [2, 20]}
+    X = vectors(60).numpy()
+    found = GridSearchCV(model, grid, cv=2).fit(X, X[:, :2])
+    assert found.best_params_["kernel__gamma"] in (0.01, 1.0) and found.predict(X).shape == (60, 2)
+    with pytest.raises(InputError, match="has no parameter 'colour'"):
+        model.set_params(kernel__colour=3)

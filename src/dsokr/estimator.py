@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from sklearn.base import BaseEstimator, is_regressor
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 from torch import Generator, Tensor, nn
 
 from dsokr import decoders, kernels, losses, regressors, sketches
@@ -26,9 +25,10 @@ from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, positions
 from dsokr.regressors import Auto, Fitted, Neural, Regressor, Scikit, Targets, networks
 from dsokr.regressors.auto import prepare_reading
 from dsokr.regressors.base import Monitor
-from dsokr.regressors.inputs import Reader, is_raw
+from dsokr.regressors.inputs import OF_INPUTS, Reader, check_inputs
+from dsokr.regressors.stack import format_report
 from dsokr.rules import score
-from dsokr.saving import pack, read_model, read_part, unpack, write_model, write_part
+from dsokr.saving import MadeOfParts, pack, read_model, read_part, unpack, write_model, write_part
 from dsokr.selection import choose_sketch
 from dsokr.sketches import SketchSpec
 
@@ -43,12 +43,12 @@ EXAMPLES = {
     "sketch": (SketchSpec, "sketches.SubSample(100)"),
     "decoder": (Decoder, "decoders.Candidates()"),
 }
+REPEATED, MISSED = 0.9, 0.5  # shares of distinct outputs, and of features outside the basis, that call for a hint
 RATED = 1000  # pairs out of fold on which what is left open is decided
-OF_INPUTS = ("n_features_in_", "feature_names_in_")  # what scikit-learn records of the columns of X
 NetworkFactory = Callable[[int], nn.Module]
 
 
-class DSOKR(BaseEstimator):
+class DSOKR(MadeOfParts):
     """Learns to predict structured outputs: a regressor predicts coordinates in a sketched basis, a decoder the output.
 
     Parameters
@@ -166,12 +166,13 @@ class DSOKR(BaseEstimator):
         self.regressor_: Any = fitted
         self.parts_ = {"kernel": self.kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
         self.history_ = fitted.history
+        self.n_pairs_, self.missed_ = count(Y), (targets.residuals.sum() / basis.diag(Y).sum()).item()
         return self
 
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates in the basis."""
         check_is_fitted(self, "regressor_")
-        return self.regressor_.predict(self.reader_.read(self._check_inputs(X, reset=False)))
+        return self.regressor_.predict(self.reader_.read(self._check_inputs(X)))
 
     def scores(self, X: Any, candidates: Any = None) -> Tensor:  # (n, c)
         """The score of every candidate (default: the known outputs) for every input; larger is better."""
@@ -197,6 +198,15 @@ class DSOKR(BaseEstimator):
         unexplained, total = kernel.squared_distances(predicted, Y).sum().item(), kernel.variance(Y)
         return 1 - unexplained / total if total > 0 else float(unexplained <= 0)
 
+    def report(self) -> str:
+        """A table of what was tried, what each is worth on pairs that it was not fitted to, and what was chosen."""
+        check_is_fitted(self, "regressor_")
+        n, p = count(self.basis_.anchors), self.basis_.dim
+        basis = f"basis      {p} coordinates from {n} outputs, missing {self.missed_:.1%} of what is in outputs"
+        decoder = f"decoder    {self.decoder_}, {len(self.known_)} known outputs"
+        hints = (f"hint       {hint}" for hint in self._list_hints())
+        return "\n".join([basis, decoder, *format_report(self.regressor_.report()), *hints])
+
     def save(self, folder: str | Path, write_further: Callable[[Path], None] = lambda draft: None) -> None:
         """Write ``config.json``, ``model.safetensors``, a model card, and ``network`` if the regressor needs files.
 
@@ -216,6 +226,8 @@ class DSOKR(BaseEstimator):
             "own_candidates": getattr(self.decoder, "outputs", None) is not None,
             "form": asdict(self.known_.form),
             "history": asdict(self.history_),
+            "pairs": self.n_pairs_,
+            "missed": self.missed_,
             "reader": self.reader_.state(),
             "inputs": {name: np.asarray(vars(self)[name]).tolist() for name in OF_INPUTS if hasattr(self, name)},
         }
@@ -284,6 +296,7 @@ class DSOKR(BaseEstimator):
         if config["rule"] is not None and "decoder" not in given:
             model.decoder = replace(model.decoder, rule=config["rule"])
         regressor = _as_regressor(model.regressor)
+        model.n_pairs_, model.missed_ = config["pairs"], config["missed"]
         model.reader_ = Reader.restore(config["reader"])
         model.parts_ = {name: getattr(model, name) for name in PARTS} | {"regressor": regressor}
         model.regressor_ = regressor.restore(state, folder / "network", model.basis_.dim, where)
@@ -301,6 +314,17 @@ class DSOKR(BaseEstimator):
         tags.input_tags.sparse = self._takes_missing_values()
         return tags
 
+    def _list_hints(self) -> list[str]:
+        """What usually costs accuracy, with the remedy."""
+        training, hints = getattr(self.parts_["regressor"], "training", None), []
+        if training is not None and training.patience and self.history_.best_epoch == training.epochs:
+            hints.append(f"Training was still improving after {training.epochs} epochs: allow more.")
+        if isinstance(self.decoder_, Candidates) and len(self.known_) > REPEATED * self.n_pairs_:
+            hints.append("Outputs hardly repeat, and predictions are picked from them: use Candidates(outputs=...).")
+        if self.missed_ > MISSED:
+            hints.append("The basis misses much of the outputs: use a larger sketch.")
+        return hints
+
     def _check_parts(self) -> None:
         for name, (kind, example) in EXAMPLES.items():
             part = getattr(self, name)
@@ -310,31 +334,14 @@ class DSOKR(BaseEstimator):
     def _check_pairs(self, X: Any, Y: Any) -> tuple[Any, Outputs, Form]:
         if Y is None:
             raise InputError("DSOKR requires y to be passed, but the target y is None.")
-        X, (Y, form) = self._check_inputs(X, reset=True), canonical(Y)
+        X, (Y, form) = check_inputs(self, X, reset=True, allow_missing=self._takes_missing_values()), canonical(Y)
         check_consistent_length(X, Y)
         if count(Y) < 2:
             raise InputError("At least two pairs are needed to learn anything. Got n_samples=1.")
         return X, Y, form
 
-    def _check_inputs(self, X: Any, reset: bool) -> Any:
-        """Arrays are checked as scikit-learn does, tensors for NaN; other collections are the regressor's affair."""
-        if reset:
-            for name in OF_INPUTS:
-                self.__dict__.pop(name, None)
-        if isinstance(X, Tensor):
-            if X.is_floating_point() and not torch.isfinite(X).all():
-                raise InputError("X must be finite. Got NaN or inf.")
-            return validate_data(self, X, reset=reset, skip_check_array=True) if X.ndim > 1 else X
-        if is_raw(X):
-            if not count(X):
-                raise InputError("X is empty: at least one input is needed.")
-            return X.tocsr() if sp.issparse(X) else list(X)
-        cells = np.asarray(X)
-        if cells.dtype.kind == "O" and cells.ndim == 2:  # columns of any cells
-            validate_data(self, X, reset=reset, skip_check_array=True)
-            return cells
-        finite = "allow-nan" if self._takes_missing_values() else True
-        return validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric", ensure_all_finite=finite)
+    def _check_inputs(self, X: Any) -> Any:
+        return check_inputs(self, X, reset=False, allow_missing=self._takes_missing_values())
 
     def _takes_missing_values(self) -> bool:
         return getattr(_as_regressor(self.regressor), "reads", "numbers") == "numbers"
@@ -346,7 +353,7 @@ class DSOKR(BaseEstimator):
         if validation is not None:
             if not isinstance(validation, tuple | list) or len(validation) != 2:
                 raise InputError(f"validation must be a pair (X, Y). Got {type(validation).__name__}.")
-            X_val, Y_val = self._check_inputs(validation[0], reset=False), as_outputs(validation[1], "validation Y")
+            X_val, Y_val = self._check_inputs(validation[0]), as_outputs(validation[1], "validation Y")
             check_consistent_length(X_val, Y_val)
             return pairs, (self.reader_.read(X_val), Y_val)
         n = count(pairs[1])

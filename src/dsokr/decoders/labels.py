@@ -16,7 +16,7 @@ from dsokr.decoders.base import Decoder, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.decoders.vectors import is_defined_at_zero
 from dsokr.errors import InputError, check_fields
-from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial, Tanimoto
+from dsokr.kernels import Cosine, Dice, Gaussian, Kernel, Laplacian, Linear, Polynomial, Tanimoto
 from dsokr.outputs import Form, Outputs, take
 
 SHARE = 16  # rows of coordinates that a thread decodes at a time
@@ -35,10 +35,10 @@ class LabelSet(Decoder):
     sets, from the empty set and from {l : Σ_j c_j a_jl > ½}, which is the solution for ``Linear``. The best end is
     returned, or the best known set if that scores as well: exact for ``Linear``, for the others a local maximum.
 
-    Kernels must see two sets only through |a|, |y| and |a ∩ y|: ``Tanimoto``, ``Linear``, ``Gaussian``, ``Laplacian``,
-    ``Cosine``, ``Polynomial``, and their sums, products, multiples and normalised forms. Their values are tabulated
-    (d² values for each size of anchor), and scoring all d flips costs one pass over the labels of the distinct anchors,
-    O(Σ_j |a_j|). Needs numba (``pip install "dsokr[graphs]"``).
+    Kernels must see two sets only through |a|, |y| and |a ∩ y|: ``Tanimoto``, ``Dice``, ``Linear``, ``Gaussian``,
+    ``Laplacian``, ``Cosine``, ``Polynomial``, and their sums, products, multiples and normalised forms. Their values
+    are tabulated (d² values for each size of anchor), and scoring all d flips costs one pass over the labels of the
+    distinct anchors, O(Σ_j |a_j|). Needs numba (``pip install "dsokr[graphs]"``).
 
     Only the paper's rule is offered: the other rules compare within the span, and do not see how far a set is from
     everything in the basis. That is harmless among known sets and misleading among all sets.
@@ -52,7 +52,7 @@ class LabelSet(Decoder):
     """
 
     starts: int = 3
-    kernels = (Tanimoto, Linear, Gaussian, Laplacian, Cosine, Polynomial)  # on sets: functions of |a|, |y| and |a ∩ y|
+    kernels = (Tanimoto, Dice, Linear, Gaussian, Laplacian, Cosine, Polynomial)  # functions of |a|, |y| and |a ∩ y|
 
     def __post_init__(self) -> None:
         check_fields(self)

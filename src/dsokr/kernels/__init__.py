@@ -8,4 +8,4 @@ from dsokr.kernels.features import FeatureKernel, Features, FeatureSum, Normaliz
 from dsokr.kernels.graphs import NSPD, Core, EdgeHistogram, ShortestPath, VertexHistogram, WeisfeilerLehman
 from dsokr.kernels.rankings import Hamming, Kemeny, Lehmer
 from dsokr.kernels.strings import GappyNGram, Mismatch, NGram
-from dsokr.kernels.vectors import Cosine, Gaussian, Laplacian, Linear, Polynomial, Tanimoto
+from dsokr.kernels.vectors import Cosine, Dice, Gaussian, Laplacian, Linear, Polynomial, Tanimoto

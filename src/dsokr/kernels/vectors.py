@@ -1,6 +1,7 @@
 """Kernels on vectors, dense or sparse, and on sets and bags, given as binary or count vectors."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,17 +163,12 @@ class Polynomial(Kernel):
         return squared_norms(as_rows(a)).add_(self.offset).pow_(self.degree)
 
 
-@dataclass(frozen=True)
-class Tanimoto(UnitKernel):
-    """Σ_t min(y_t, y'_t) / Σ_t max(y_t, y'_t): intersection over union of sets (binary) or bags (counts).
+class SetKernel(UnitKernel):
+    """A similarity of sets or bags that depends on their sizes and that of their intersection, Σ_t min(y_t, y'_t)."""
 
-    Dense or sparse; sparse matrices hold integers and may have billions of columns (unfolded fingerprints). Two empty
-    sets have similarity 1, an empty and a non-empty one 0. For count vectors this is the min-max (Ruzicka) form, which
-    RDKit, too, calls the Tanimoto similarity of count fingerprints.
-
-    >>> Tanimoto()([[1, 1, 0]], [[0, 1, 1], [1, 1, 0]])
-    tensor([[0.3333, 1.0000]], dtype=torch.float64)
-    """
+    @abstractmethod
+    def _compare(self, common: Tensor, total: Tensor) -> Tensor:
+        """From |a ∩ b| and |a| + |b| > 0."""
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
         return self.against(b)(a)
@@ -186,11 +182,41 @@ class Tanimoto(UnitKernel):
 
         def evaluate(ys: Outputs) -> Tensor:
             a = _in_form_of(b, as_pair(ys, b)[0])
-            a_sizes, intersection = _sizes(a), intersect(a)
-            union = a_sizes[:, None] + b_sizes - intersection
-            return intersection.div_(union).masked_fill_(union == 0, 1.0)
+            total, common = _sizes(a)[:, None] + b_sizes, intersect(a)
+            return self._compare(common, total).masked_fill_(total == 0, 1.0)
 
         return evaluate
+
+
+@dataclass(frozen=True)
+class Dice(SetKernel):
+    """2 |a ∩ b| / (|a| + |b|): the F1 of one set as a prediction of the other; also of bags.
+
+    Positive definite, as |a ∩ b| and 1 / (|a| + |b|) are. With it, ⟨h(x), ψ(y)⟩ estimates the expected F1 of the answer
+    y. Two empty sets have similarity 1.
+
+    >>> Dice()([[1, 1, 0]], [[0, 1, 1], [1, 1, 1]])
+    tensor([[0.5000, 0.8000]], dtype=torch.float64)
+    """
+
+    def _compare(self, common: Tensor, total: Tensor) -> Tensor:
+        return common.mul_(2).div_(total)
+
+
+@dataclass(frozen=True)
+class Tanimoto(SetKernel):
+    """Σ_t min(y_t, y'_t) / Σ_t max(y_t, y'_t): intersection over union of sets (binary) or bags (counts).
+
+    Dense or sparse; sparse matrices hold integers and may have billions of columns (unfolded fingerprints). Two empty
+    sets have similarity 1, an empty and a non-empty one 0. For count vectors this is the min-max (Ruzicka) form, which
+    RDKit, too, calls the Tanimoto similarity of count fingerprints.
+
+    >>> Tanimoto()([[1, 1, 0]], [[0, 1, 1], [1, 1, 0]])
+    tensor([[0.3333, 1.0000]], dtype=torch.float64)
+    """
+
+    def _compare(self, common: Tensor, total: Tensor) -> Tensor:
+        return common / (total - common)
 
 
 def _in_form_of(b: Rows, a: Rows) -> Rows:
@@ -201,7 +227,7 @@ def _in_form_of(b: Rows, a: Rows) -> Rows:
 
 def _sizes(rows: Rows) -> Tensor:  # (n,)
     if ((rows.data if sp.issparse(rows) else rows) < 0).any():
-        raise InputError("Tanimoto compares sets or bags: entries must not be negative.")
+        raise InputError("Sets and bags are compared: entries must not be negative.")
     return torch.from_numpy(rows.sum(axis=1)) if sp.issparse(rows) else rows.sum(dim=1)
 
 

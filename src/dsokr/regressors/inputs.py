@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.preprocessing import normalize
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from dsokr.errors import DSOKRError, InputError, MissingExtraError
@@ -21,6 +22,7 @@ from dsokr.regressors.base import Reads
 Numbers = Any  # a float64 array (n, d), with NaN where a value is missing, or a CSR matrix
 Kind = Literal["number", "category", "smiles", "text"]
 
+OF_INPUTS = ("n_features_in_", "feature_names_in_")  # what scikit-learn records of the columns of X
 SAMPLE, MOST = 200, 0.95  # cells that a guess looks at, and the share of them that must fit
 CATEGORIES = 50  # different texts in a column, at most, that are categories
 BITS, WORDS = 2048, 4096  # columns that fingerprints and words are hashed to
@@ -198,3 +200,24 @@ def is_raw(X: Any) -> bool:
     if not len(X) or not isinstance(X[0], int | float | np.ndarray | list | tuple):
         return True
     return len({len(x) for x in X if isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.ndim)}) > 1
+
+
+def check_inputs(estimator: Any, X: Any, *, reset: bool, allow_missing: bool) -> Any:
+    """Arrays are checked as scikit-learn does, tensors for NaN; other collections are the regressor's affair."""
+    if reset:
+        for name in OF_INPUTS:
+            vars(estimator).pop(name, None)
+    if isinstance(X, Tensor):
+        if X.is_floating_point() and not torch.isfinite(X).all():
+            raise InputError("X must be finite. Got NaN or inf.")
+        return validate_data(estimator, X, reset=reset, skip_check_array=True) if X.ndim > 1 else X
+    if is_raw(X):
+        if not count(X):
+            raise InputError("X is empty: at least one input is needed.")
+        return X.tocsr() if sp.issparse(X) else list(X)
+    cells = np.asarray(X)
+    if cells.dtype.kind == "O" and cells.ndim == 2:  # columns of any cells
+        validate_data(estimator, X, reset=reset, skip_check_array=True)
+        return cells
+    finite = "allow-nan" if allow_missing else True
+    return validate_data(estimator, X, reset=reset, allow_nd=True, dtype="numeric", ensure_all_finite=finite)

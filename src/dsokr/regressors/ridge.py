@@ -54,10 +54,10 @@ class KernelRidge(Regressor):
     compared by a Gaussian kernel whose width is chosen, sparse ones by their cosine. Without a sketch all inputs span
     the basis, or 1,500 of them if there are more than 3,000.
 
-    ``regularization`` is λ > 0, or several. The best of them, and of the kernels, is that with the smallest error on
-    the validation pairs, by ``monitor``, where "loss" is the mean squared distance of the coordinates. Without
+    ``regularization`` is λ > 0, or several; None: 1e-7 to 1. The best of them, and of the kernels, has the smallest
+    error on the validation pairs, by ``monitor``, where "loss" is the mean squared distance of the coordinates. Without
     validation pairs it is the best one leaving out each pair in turn, which has a closed form. One eigendecomposition
-    serves every λ. With ``intercept``, the mean of the targets is regressed for nothing, and not penalised.
+    serves every λ. With ``intercept``, the mean of the targets is added and not penalised.
 
     >>> from dsokr import DSOKR, kernels, sketches
     >>> words = ["CCO", "CCN", "CCCO", "CCCN", "OCCO", "NCCN"] * 5
@@ -69,7 +69,7 @@ class KernelRidge(Regressor):
 
     kernel: Kernel | None = None
     sketch: SketchSpec | None = None
-    regularization: float | tuple[float, ...] = PENALTIES
+    regularization: float | tuple[float, ...] | None = None
     intercept: bool = False
     reads: Reads = "raw"  # always numbers without a kernel
     validation_fraction: float = 0.0
@@ -85,7 +85,7 @@ class KernelRidge(Regressor):
     @property
     def penalties(self) -> tuple[float, ...]:
         """Every λ to try."""
-        given = self.regularization
+        given = PENALTIES if self.regularization is None else self.regularization
         return tuple(map(float, given)) if isinstance(given, tuple | list) else (float(given),)
 
     def fit(

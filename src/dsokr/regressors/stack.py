@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 from dsokr.errors import InputError, check_fields
 from dsokr.regressors.base import Device, Fitted, Reads, Regressor, Score, State, Targets, Validation
 from dsokr.regressors.inputs import Inputs
+from dsokr.saving import shorten
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Stack(Regressor):
                 z = z[rows]
             fits.append(fitted)
             predictions.append(z.cpu())
-            tried.append({"regressor": str(member), "seconds": time.perf_counter() - started})
+            tried.append({"regressor": shorten(member), "seconds": time.perf_counter() - started})
         truth = validation[1] if validation is not None else targets.take(rows)
         weights = self._weigh(predictions, truth)
         z = sum(w * p for w, p in zip(weights.tolist(), predictions, strict=True))
@@ -119,6 +120,16 @@ def explained(z: Tensor, truth: Targets) -> float:
     s, goal = truth.weighted().cpu(), truth.coordinates.cpu()
     total = s @ (goal - truth.mean().cpu()).square().sum(dim=1)
     return 1 - (s @ (z - goal).square().sum(dim=1) / total).item() if total > 0 else 0.0
+
+
+def format_report(tried: list[dict[str, Any]]) -> list[str]:
+    """The lines of a table of members: their weights, the variance they explain, and seconds of fitting."""
+    lines = ["weight  explained  seconds  regressor"] if tried else []
+    for row in tried:
+        weight = f"{row['weight']:6.2f}" if "weight" in row else " " * 6
+        seconds = f"{row['seconds']:7.1f}" if "seconds" in row else " " * 7
+        lines.append(f"{weight}  {row['explained']:9.3f}  {seconds}  {row['regressor']}")
+    return lines
 
 
 def make_folds(n: int, folds: float, seed: int) -> Iterator[Tensor]:
