@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -129,8 +129,7 @@ class DSOKR(MadeOfParts):
         )
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
-        valid_form = form if validation is None else canonical(validation[1])[1]
-        choices = decoder.alternatives()
+        valid_form, choices = form if validation is None else canonical(validation[1])[1], decoder.alternatives()
         evaluate = partial(self._evaluate, basis, known, valid_form, regressor.monitor)
         fitted = regressor.fit(
             train[0],
@@ -143,30 +142,13 @@ class DSOKR(MadeOfParts):
             else lambda z: max(evaluate(held_out[1], z, choice).mean().item() for choice in choices),
         )
 
-        # 2. Inference: held-out pairs decide what the regressor and the decoder leave open.
-        held = held_out[1] if held_out is not None else None
-        rows = fitted.held_out_rows()
-        if held is None and rows is not None:
-            some = rows[torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:RATED]].sort().values
-            held = take(Y, some)
-
-        def rate(function: Fitted, choice: Decoder) -> Tensor:  # a number for every held-out pair, or one for all
-            z = function.predict(held_out[0]) if held_out is not None else function.predict_out_of_fold(some)
-            return evaluate(held, z, choice)
-
-        if held is not None and len(choices) > 1:
-            decoder = max(choices, key=lambda choice: rate(fitted, choice).mean())
-        else:
-            decoder = choices[0]
-        for function in fitted.alternatives()[1:] if held is not None else ():
-            gain = rate(function, decoder) - rate(fitted, decoder)
-            if gain.mean() > gain.std(correction=0) / len(gain) ** 0.5:  # by more than its standard error
-                fitted = function
+        # 2. Inference: held-out pairs decide what is left open.
+        fitted, decoder = self._decide(fitted, choices, held_out, Y, evaluate)
         self.basis_, self.known_, self.decoder_ = basis, known, decoder
         self.regressor_: Any = fitted
         self.parts_ = {"kernel": self.kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
-        self.history_ = fitted.history
-        self.n_pairs_, self.missed_ = count(Y), (targets.residuals.sum() / basis.diag(Y).sum()).item()
+        self.history_, self.n_pairs_ = fitted.history, count(Y)
+        self.missed_ = (targets.residuals.sum() / basis.diag(Y).sum()).item()
         return self
 
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
@@ -366,6 +348,27 @@ class DSOKR(MadeOfParts):
         train, valid = order[held_out:], order[:held_out]
         X, Y, targets = pairs
         return (take(X, train), take(Y, train), targets.take(train)), (take(X, valid), take(Y, valid))
+
+    def _decide(
+        self, fitted: Fitted, choices: Sequence[Decoder], held_out: Any, Y: Outputs, evaluate: Callable[..., Tensor]
+    ) -> tuple[Fitted, Decoder]:
+        """Choose the decoder, then the alternative of the fitted function, by pairs that were held out, if any."""
+        rows = fitted.held_out_rows()
+        if held_out is None and rows is None:
+            return fitted, choices[0]
+        some = torch.arange(0) if rows is None else rows[:: max(1, len(rows) // RATED)]
+
+        def rate(function: Fitted, choice: Decoder) -> Tensor:  # a number for every held-out pair, or one for all
+            if held_out is not None:
+                return evaluate(held_out[1], function.predict(held_out[0]), choice)
+            return evaluate(take(Y, some), function.predict_out_of_fold(some), choice)
+
+        decoder = max(choices, key=lambda choice: rate(fitted, choice).mean()) if len(choices) > 1 else choices[0]
+        for function in fitted.alternatives()[1:]:
+            gain = rate(function, decoder) - rate(fitted, decoder)
+            if gain.mean() > gain.std(correction=0) / len(gain) ** 0.5:  # by more than its standard error
+                fitted = function
+        return fitted, decoder
 
     def _evaluate(
         self,
