@@ -1,7 +1,7 @@
 """``DSOKR(kernel)`` with no other argument against the usual baselines, on small public tables.
 
-    python bench/tabular.py --data-dir FOLDER                       # or set DSOKR_DATA
-    python bench/tabular.py --data-dir FOLDER --sets emotions wine  # some of the sets
+    PYTHONPATH=. python bench/tabular.py --data-dir FOLDER                       # or set DSOKR_DATA
+    PYTHONPATH=. python bench/tabular.py --data-dir FOLDER --sets emotions wine  # some of the sets
 
 Five folds, the same for all. What a baseline leaves open (sizes of leaves, penalties, neighbours, the threshold of
 probabilities) is chosen by three folds within the training pairs. Label sets are measured by the example-based F1,
