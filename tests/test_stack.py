@@ -111,6 +111,12 @@ def test_a_kernel_alone_is_a_model(kernel, outputs, decoder, tmp_path):
     assert str(loaded.predict(X[:5])) == str(model.predict(X[:5]))
 
 
+def test_fingerprints_are_picked_from_a_list():
+    wide = sp.csr_array((np.ones(120), (np.repeat(np.arange(40), 3), np.arange(120) * 10**6)), shape=(40, 2**32))
+    model = DSOKR(kernels.Tanimoto(), random_state=0).fit(vectors(40).numpy(), wide)
+    assert isinstance(model.decoder_, Candidates)
+
+
 def test_defaults_learn_label_sets_and_rankings():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 5))

@@ -12,7 +12,7 @@ from dsokr.errors import InputError
 from dsokr.kernels import Kernel
 from dsokr.outputs import Form, Outputs
 
-SEARCHED_LETTERS = 40  # longer strings are picked from a list
+SEARCHED_LETTERS, SEARCHED_LABELS = 40, 2000  # longer strings and wider sets (fingerprints) are picked from a list
 
 
 def choose_decoder(kernel: Kernel, outputs: Outputs, form: Form) -> Decoder:
@@ -24,6 +24,8 @@ def choose_decoder(kernel: Kernel, outputs: Outputs, form: Form) -> Decoder:
         except InputError:
             continue
         if isinstance(decoder, NGram) and max(map(len, outputs)) > SEARCHED_LETTERS:
+            continue
+        if isinstance(decoder, LabelSet) and outputs.shape[1] > SEARCHED_LABELS:
             continue
         if compute.njit is None and not isinstance(decoder, Gradient):
             warnings.warn(
