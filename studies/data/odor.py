@@ -16,5 +16,6 @@ def load_odor(folder: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]
     """Load 4,983 molecules and their labels, zeros and ones, from ``odor/odor_4983.csv.gz`` in the folder."""
     with gzip.open(SOURCE.find(folder), "rt", newline="", encoding="utf-8") as file:
         _, *rows = csv.reader(file)
-    labels = np.array([[int(float(cell)) for cell in row[2:]] for row in rows])
-    return np.array([row[0] for row in rows], dtype=object), labels
+    return np.array([row[0] for row in rows], dtype=object), np.array([row[2:] for row in rows]).astype(float).astype(
+        int
+    )
