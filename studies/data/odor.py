@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-from pathlib import Path
 
 import numpy as np
 
@@ -12,10 +11,9 @@ ORIGIN = "OpenPOM's merge of GoodScents and Leffingwell (https://github.com/BioM
 SOURCE = Source("odor/odor_4983.csv.gz", "ee31a73d0930fb76cf3ca66d7af05b87c64fb7333379e5e4b354b89f71249f54", ORIGIN)
 
 
-def load_odor(folder: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]:  # (n,) of SMILES, (n, 138)
+def load_odor(folder: str | None = None) -> tuple[np.ndarray, np.ndarray]:  # (n,) of SMILES, (n, 138)
     """Load 4,983 molecules and their labels, zeros and ones, from ``odor/odor_4983.csv.gz`` in the folder."""
     with gzip.open(SOURCE.find(folder), "rt", newline="", encoding="utf-8") as file:
         _, *rows = csv.reader(file)
-    return np.array([row[0] for row in rows], dtype=object), np.array([row[2:] for row in rows]).astype(float).astype(
-        int
-    )
+    smiles, _, *labels = zip(*rows, strict=True)
+    return np.array(smiles, dtype=object), np.array(labels, dtype=float).astype(int).T
