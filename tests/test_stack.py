@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from scipy.optimize import lsq_linear
-from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
+from sklearn.ensemble import ExtraTreesRegressor, RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
 
@@ -205,3 +205,34 @@ def test_parameters_of_parts_can_be_searched():
     assert found.best_params_["kernel__gamma"] in (0.01, 1.0) and found.predict(X).shape == (60, 2)
     with pytest.raises(InputError, match="has no parameter 'colour'"):
         model.set_params(kernel__colour=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"regressor": "forest"},
+            "regressor must be a Regressor, one of scikit-learn, a network or 'auto'. Got 'forest'",
+        ),
+        ({"regressor": RandomForestClassifier()}, "regressor must be a Regressor, .*Got RandomForestClassifier"),
+        ({"decoder": "labels"}, "decoder must be a Decoder"),
+        ({"sample_weight": -np.ones(60)}, "sample_weight must not be negative"),
+    ],
+)
+def test_refuses(change, message):
+    weights = {"sample_weight": change.pop("sample_weight")} if "sample_weight" in change else {}
+    with pytest.raises(InputError, match=message):
+        DSOKR(kernels.Tanimoto(), **change).fit(vectors(60).numpy(), bits(60), **weights)
+
+
+@pytest.mark.parametrize("folds", [0, 1, 1.5, -2])
+def test_folds_are_several_or_a_share(folds):
+    with pytest.raises(InputError, match="Stack.folds must be"):
+        Stack((Forest(),), folds=folds)
+
+
+def test_a_single_output_is_learned_without_a_warning():
+    X = vectors(40).numpy()
+    for regressor in ("auto", RandomForestRegressor(5)):
+        model = DSOKR(kernels.Tanimoto(), regressor=regressor, random_state=0).fit(X, np.ones((40, 3), dtype=int))
+        assert (model.predict(X) == 1).all()

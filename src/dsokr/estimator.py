@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, is_regressor
+from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 from torch import Generator, Tensor, nn
@@ -22,8 +22,8 @@ from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose
 from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_k
 from dsokr.kernels import Kernel
 from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, positions, take
-from dsokr.regressors import Auto, Fitted, Neural, Regressor, Scikit, Targets, networks
-from dsokr.regressors.auto import prepare_reading
+from dsokr.regressors import Auto, Fitted, Regressor, Targets, networks
+from dsokr.regressors.auto import as_regressor, prepare_reading
 from dsokr.regressors.base import Monitor
 from dsokr.regressors.inputs import OF_INPUTS, Reader, check_inputs
 from dsokr.regressors.stack import format_report
@@ -108,12 +108,14 @@ class DSOKR(MadeOfParts):
         self._check_parts()
         X, Y, form = self._check_pairs(X, y)
         weights = None if sample_weight is None else torch.as_tensor(_check_sample_weight(sample_weight, Y))
+        if weights is not None and weights.min() < 0:
+            raise InputError("sample_weight must not be negative.")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         generator, device = Generator().manual_seed(seed), resolve_device(self.device)
         decoder: Decoder = choose_decoder(self.kernel, Y, form) if self.decoder == "auto" else self.decoder
         decoder.check(self.kernel)
         decoder.check_outputs(Y, form)
-        regressor, self.reader_ = prepare_reading(_as_regressor(self.regressor), X)
+        regressor, self.reader_ = prepare_reading(as_regressor(self.regressor), X)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
         sketch = choose_sketch(self.kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
@@ -184,7 +186,7 @@ class DSOKR(MadeOfParts):
         """A table of what was tried, what each is worth on pairs that it was not fitted to, and what was chosen."""
         check_is_fitted(self, "regressor_")
         n, p = count(self.basis_.anchors), self.basis_.dim
-        basis = f"basis      {p} coordinates from {n} outputs, missing {self.missed_:.1%} of what is in outputs"
+        basis = f"basis      {p} coordinates from {n} outputs; they leave out {self.missed_:.1%} of the outputs"
         decoder = f"decoder    {self.decoder_}, {len(self.known_)} known outputs"
         hints = (f"hint       {hint}" for hint in self._list_hints())
         return "\n".join([basis, decoder, *format_report(self.regressor_.report()), *hints])
@@ -277,7 +279,7 @@ class DSOKR(MadeOfParts):
             model.decoder = replace(model.decoder, outputs=form.restore(model.known_.outputs))
         if config["rule"] is not None and "decoder" not in given:
             model.decoder = replace(model.decoder, rule=config["rule"])
-        regressor = _as_regressor(model.regressor)
+        regressor: Any = as_regressor(model.regressor)  # the one that was chosen, if that was left open
         model.n_pairs_, model.missed_ = config["pairs"], config["missed"]
         model.reader_ = Reader.restore(config["reader"])
         model.parts_ = {name: getattr(model, name) for name in PARTS} | {"regressor": regressor}
@@ -292,8 +294,8 @@ class DSOKR(MadeOfParts):
         tags.target_tags.required = True
         tags.target_tags.multi_output = True
         tags.non_deterministic = self.random_state is None
-        tags.input_tags.allow_nan = self._takes_missing_values()
-        tags.input_tags.sparse = self._takes_missing_values()
+        tags.input_tags.allow_nan = self._reads_tables()
+        tags.input_tags.sparse = self._reads_tables()
         return tags
 
     def _list_hints(self) -> list[str]:
@@ -316,17 +318,17 @@ class DSOKR(MadeOfParts):
     def _check_pairs(self, X: Any, Y: Any) -> tuple[Any, Outputs, Form]:
         if Y is None:
             raise InputError("DSOKR requires y to be passed, but the target y is None.")
-        X, (Y, form) = check_inputs(self, X, reset=True, allow_missing=self._takes_missing_values()), canonical(Y)
+        X, (Y, form) = check_inputs(self, X, reset=True, allow_missing=self._reads_tables()), canonical(Y)
         check_consistent_length(X, Y)
         if count(Y) < 2:
             raise InputError("At least two pairs are needed to learn anything. Got n_samples=1.")
         return X, Y, form
 
     def _check_inputs(self, X: Any) -> Any:
-        return check_inputs(self, X, reset=False, allow_missing=self._takes_missing_values())
+        return check_inputs(self, X, reset=False, allow_missing=self._reads_tables())
 
-    def _takes_missing_values(self) -> bool:
-        return getattr(_as_regressor(self.regressor), "reads", "numbers") == "numbers"
+    def _reads_tables(self) -> bool:
+        return getattr(as_regressor(self.regressor), "reads", "numbers") == "numbers"
 
     def _split(
         self, pairs: tuple[Any, Outputs, Targets], validation: Any, fraction: float, generator: Generator
@@ -353,15 +355,15 @@ class DSOKR(MadeOfParts):
         self, fitted: Fitted, choices: Sequence[Decoder], held_out: Any, Y: Outputs, evaluate: Callable[..., Tensor]
     ) -> tuple[Fitted, Decoder]:
         """Choose the decoder, then the alternative of the fitted function, by pairs that were held out, if any."""
-        rows = fitted.held_out_rows()
-        if held_out is None and rows is None:
+        if held_out is None and fitted.out_of_fold() is None:
             return fitted, choices[0]
-        some = torch.arange(0) if rows is None else rows[:: max(1, len(rows) // RATED)]
 
         def rate(function: Fitted, choice: Decoder) -> Tensor:  # a number for every held-out pair, or one for all
             if held_out is not None:
                 return evaluate(held_out[1], function.predict(held_out[0]), choice)
-            return evaluate(take(Y, some), function.predict_out_of_fold(some), choice)
+            rows, z = function.out_of_fold()  # type: ignore[misc] # there are some
+            step = max(1, len(rows) // RATED)
+            return evaluate(take(Y, rows[::step]), z[::step], choice)
 
         decoder = max(choices, key=lambda choice: rate(fitted, choice).mean()) if len(choices) > 1 else choices[0]
         for function in fitted.alternatives()[1:]:
@@ -390,11 +392,3 @@ class DSOKR(MadeOfParts):
 
     def _embed(self, candidates: Any) -> EmbeddedOutputs:
         return self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)
-
-
-def _as_regressor(regressor: Any) -> Any:
-    if regressor == "auto":
-        return Auto()
-    if isinstance(regressor, BaseEstimator) and is_regressor(regressor):
-        return Scikit(regressor)
-    return regressor if isinstance(regressor, Regressor | Auto) else Neural(regressor)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.base import BaseEstimator, is_regressor
 
 from dsokr.errors import InputError
 from dsokr.graphs import Graph, GraphBatch
@@ -18,6 +19,7 @@ from dsokr.regressors.inputs import Encoder, Reader
 from dsokr.regressors.networks import CNN, MLP, WordBag
 from dsokr.regressors.neural import Neural
 from dsokr.regressors.ridge import KernelRidge
+from dsokr.regressors.scikit import Scikit
 from dsokr.regressors.stack import Stack
 from dsokr.regressors.training import Training
 
@@ -32,7 +34,8 @@ class Auto:
 
     Tables of numbers: trees and kernel ridge, and beyond some thousands of rows a network. Sparse tables: trees and
     ridge by cosine and, if they hold counts, by Tanimoto. Molecules as SMILES: the same on fingerprints. Texts: ridge
-    on words, and a network. Pictures: a convolutional network. Graphs: ridge with the Weisfeiler-Lehman kernel.
+    on words, and a network. Pictures: a convolutional network, and ridge on pixels. Graphs: ridge with the
+    Weisfeiler-Lehman kernel.
     """
 
     def choose(self, raw: Any, encoder: Encoder | None, numbers: Any) -> Stack:
@@ -80,6 +83,19 @@ def _train(n: int, **options: Any) -> Training:
 def are_counts(numbers: sp.csr_array) -> bool:
     """Whether a sparse table holds counts: whole numbers that are not negative."""
     return bool((numbers.data >= 0).all() and (numbers.data == np.round(numbers.data)).all())
+
+
+def as_regressor(given: Any) -> Regressor | Auto:
+    """Return what was given as a regressor: one of scikit-learn, a network factory, or "auto"."""
+    if given == "auto":
+        return Auto()
+    if isinstance(given, Regressor | Auto):
+        return given
+    if isinstance(given, BaseEstimator) and is_regressor(given):
+        return Scikit(given)
+    if isinstance(given, str | BaseEstimator):
+        raise InputError(f"regressor must be a Regressor, one of scikit-learn, a network or 'auto'. Got {given!r:.60}.")
+    return Neural(given)
 
 
 def prepare_reading(regressor: Regressor | Auto, X: Any) -> tuple[Regressor, Reader]:

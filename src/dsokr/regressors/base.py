@@ -114,13 +114,9 @@ class Fitted(ABC):
         """The functions between which decoded outputs decide, if something is left open."""
         return (self,)
 
-    def held_out_rows(self) -> Tensor | None:
-        """The training inputs that were predicted by functions learned without them, if any."""
+    def out_of_fold(self) -> tuple[Tensor, Tensor] | None:  # (k,), (k, p)
+        """Rows of training inputs, and their coordinates by functions learned without them, if there are any."""
         return None
-
-    def predict_out_of_fold(self, rows: Tensor) -> Tensor:  # (n, p)
-        """These predictions."""
-        raise NotImplementedError
 
     def report(self) -> list[dict[str, Any]]:
         """What was tried, a row each, for :meth:`dsokr.DSOKR.report`."""

@@ -107,6 +107,7 @@ class Forest(Regressor):
         forest = ExtraTreesRegressor(
             self.trees, max_features=self.max_features, bootstrap=bootstrap, random_state=seed, n_jobs=-1
         )
+        goals = goals if goals.shape[1] > 1 else goals[:, 0]
         return forest.fit(_dense(X), goals, None if weights is None else weights.cpu().numpy())
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedForest:

@@ -203,7 +203,7 @@ def is_raw(X: Any) -> bool:
 
 
 def check_inputs(estimator: Any, X: Any, *, reset: bool, allow_missing: bool) -> Any:
-    """Arrays are checked as scikit-learn does, tensors for NaN; other collections are the regressor's affair."""
+    """Arrays are checked as scikit-learn does, tensors for NaN; other collections are passed on as they are."""
     if reset:
         for name in OF_INPUTS:
             vars(estimator).pop(name, None)

@@ -106,7 +106,8 @@ def _fit(estimator: Any, directions: int, X: Any, targets: Targets, seed: int, d
         if not has_fit_parameter(estimator, "sample_weight"):
             raise InputError(f"{type(estimator).__name__} takes no sample weights.")
         arguments["sample_weight"] = targets.weights.cpu().numpy()
-    estimator.fit(_suit(X, estimator), goals.cpu().numpy(), **arguments)
+    is_single = goals.shape[1] == 1 and turn is None
+    estimator.fit(_suit(X, estimator), (goals[:, 0] if is_single else goals).cpu().numpy(), **arguments)
     return FittedScikit(estimator, mean.to(device), None if turn is None else turn.to(device))
 
 

@@ -44,6 +44,8 @@ class Stack(Regressor):
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(self.members))
         check_fields(self, folds="(0, inf)", contrast="(0, inf)")
+        if 1 <= self.folds < 2:
+            raise InputError(f"Stack.folds must be at least 2, or a share below 1. Got {self.folds}.")
         if not self.members:
             raise InputError("Stack.members must be regressors, such as Forest(). Got none.")
 
@@ -82,8 +84,7 @@ class Stack(Regressor):
         everyone = zip(range(len(fits)), self.members, fits, weights.tolist(), strict=True)
         kept = tuple(Member(number, member.reads, fit, w) for number, member, fit, w in everyone if w > 0)
         contrasts = self.contrast if isinstance(self.contrast, tuple) else (self.contrast,)
-        held_out = (rows, z.to(device)) if folds else (None, None)
-        return FittedStack(kept, targets.mean(), contrasts, tried, *held_out)
+        return FittedStack(kept, targets.mean(), contrasts, tried, (rows, z.to(device)) if folds else None)
 
     def _weigh(self, predictions: list[Tensor], truth: Targets) -> Tensor:  # (members,)
         if self.weights == "equal":
@@ -158,8 +159,7 @@ class FittedStack(Fitted):
     mean: Tensor  # (p,), of the targets
     contrasts: tuple[float, ...] = (1.0,)  # the first is used
     tried: list[dict[str, Any]] = field(default_factory=list)
-    rows: Tensor | None = None  # of the training inputs that were held out, sorted
-    out_of_fold: Tensor | None = None  # their coordinates, predicted without them; not saved
+    held_out: tuple[Tensor, Tensor] | None = None  # rows of training inputs, and Σ_k w_k g_k without them; not saved
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
         z = torch.zeros(1, dtype=torch.float64, device=self.mean.device)
@@ -173,12 +173,8 @@ class FittedStack(Fitted):
     def alternatives(self) -> tuple[FittedStack, ...]:
         return tuple(replace(self, contrasts=(contrast,)) for contrast in self.contrasts)
 
-    def held_out_rows(self) -> Tensor | None:
-        return self.rows
-
-    def predict_out_of_fold(self, rows: Tensor) -> Tensor:  # (n, p)
-        assert self.rows is not None and self.out_of_fold is not None
-        return self._stretch(self.out_of_fold[torch.searchsorted(self.rows, rows).to(self.mean.device)])
+    def out_of_fold(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.held_out is None else (self.held_out[0], self._stretch(self.held_out[1]))
 
     def state(self) -> State:
         members = {str(m.number): {"weight": m.weight, "state": m.fitted.state()} for m in self.members}
