@@ -1,5 +1,7 @@
 """Stacks: exact weights, never worse out of fold than the best member; and what DSOKR(kernel) alone chooses."""
 
+import time
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -12,9 +14,12 @@ from sklearn.model_selection import GridSearchCV
 from dsokr import DSOKR, kernels, sketches
 from dsokr.decoders import Candidates, Gradient, Kemeny, LabelSet, NGram
 from dsokr.errors import InputError
+from dsokr.losses import Ranked, Squared
 from dsokr.metrics import f1, kendall_tau
-from dsokr.regressors import Forest, KernelRidge, Neighbors, Scikit, Stack, Targets
+from dsokr.regressors import Auto, Forest, KernelRidge, Neighbors, Neural, Scikit, Stack, Targets
+from dsokr.regressors.auto import prepare_reading
 from dsokr.regressors.forest import Trees
+from dsokr.regressors.networks import CharTransformer, WordBag
 from dsokr.regressors.stack import solve_weights
 from implementations import bits, graphs, rankings, strings, vectors
 
@@ -179,8 +184,9 @@ def test_the_report_says_what_was_tried_and_chosen(tmp_path):
     X, y = vectors(60).numpy(), bits(60)
     model = DSOKR(kernels.Tanimoto(), random_state=0).fit(X, y)
     lines = model.report().splitlines()
-    assert lines[0].startswith("basis      ") and "LabelSet" in lines[1] and lines[2].startswith("weight  explained")
-    assert [line.split("  ")[-1].strip().partition("(")[0] for line in lines[3:6]] == [
+    assert lines[0] == "learned    from 60 pairs" and lines[1].startswith("basis      ") and "LabelSet" in lines[2]
+    assert lines[3].startswith("weight  explained")
+    assert [line.split("  ")[-1].strip().partition("(")[0] for line in lines[4:7]] == [
         "Forest",
         "KernelRidge",
         "the stack",
@@ -236,3 +242,47 @@ def test_a_single_output_is_learned_without_a_warning():
     for regressor in ("auto", RandomForestRegressor(5)):
         model = DSOKR(kernels.Tanimoto(), regressor=regressor, random_state=0).fit(X, np.ones((40, 3), dtype=int))
         assert (model.predict(X) == 1).all()
+
+
+def test_strings_molecules_and_texts_have_their_networks():
+    words = [f"w{i}x" for i in range(60)]
+    kinds = {"smiles": ["CCO", "CCC"] * 30, "string": words, "text": words}
+    for kind, inputs in kinds.items():
+        few, many = Auto(texts=kind), Auto(texts=kind, training={"epochs": 3})
+        networks = [
+            [m.network for m in prepare_reading(auto, inputs)[0].members if isinstance(m, Neural)]
+            for auto in (few, many)
+        ]
+        assert [len(found) for found in networks] == ([1, 1] if kind == "text" else [0, 1])
+        assert isinstance(networks[1][0], WordBag if kind == "text" else CharTransformer)
+    assert not any(isinstance(m, Neural) for m in prepare_reading(Auto(networks=False), ["a b"] * 9)[0].members)
+
+
+def test_answers_from_a_long_list_are_learned_by_rank():
+    """Where outputs hardly repeat and are picked from a list, a network learns to rank them."""
+    texts, ys = [f"word{i} and word{i % 7}" for i in range(40)], graphs(40)
+    auto = Auto(training={"epochs": 2, "progress": False})
+    model = DSOKR(kernels.WeisfeilerLehman(2).normalized(), regressor=auto, random_state=0).fit(texts, ys)
+    (member,) = model.parts_["regressor"].members
+    assert member.loss == Ranked()
+    repeated = model.fit(texts, ys[:4] * 10)
+    assert [type(member.loss) for member in repeated.parts_["regressor"].members if isinstance(member, Neural)] == [
+        Squared
+    ]
+
+
+@pytest.mark.parametrize("seconds", [2, 8])
+def test_a_budget_is_kept(seconds):
+    """With fewer pairs, if need be, and networks that are stopped."""
+    X, y = vectors(4000).numpy(), bits(4000)
+    DSOKR(kernels.Tanimoto(), random_state=0).fit(X[:50], y[:50])  # compiled functions are made once
+    started = time.perf_counter()
+    model = DSOKR(kernels.Tanimoto(), regressor=Auto(budget=f"{seconds} s"), random_state=0).fit(X, y)
+    assert time.perf_counter() - started < 1.25 * seconds
+    assert 250 <= model.n_pairs_ <= 4000 and f"from {model.n_pairs_} pairs" in model.report()
+
+
+@pytest.mark.parametrize("budget", ["soon", "10", "0 s", "-3 s", 5])
+def test_a_budget_is_a_time(budget):
+    with pytest.raises(InputError, match="Auto.budget must be"):
+        Auto(budget=budget)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.utils import Tags, check_random_state
+from sklearn.base import BaseEstimator, clone
+from sklearn.utils import Tags, _safe_indexing, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 from torch import Generator, Tensor, nn
 
@@ -21,15 +20,14 @@ from dsokr.compute import resolve_device
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose_decoder
 from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_k
 from dsokr.kernels import Kernel
-from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, positions, take
-from dsokr.regressors import Auto, Fitted, Regressor, Targets, networks
-from dsokr.regressors.auto import as_regressor, prepare_reading
-from dsokr.regressors.base import Monitor
+from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, take
+from dsokr.regressors import Auto, Regressor, Targets, networks
+from dsokr.regressors.auto import as_regressor, fit_within, prepare_reading
 from dsokr.regressors.inputs import OF_INPUTS, Reader, check_inputs
 from dsokr.regressors.stack import format_report
 from dsokr.rules import score
 from dsokr.saving import MadeOfParts, pack, read_model, read_part, unpack, write_model, write_part
-from dsokr.selection import choose_sketch
+from dsokr.selection import Judge, choose_sketch
 from dsokr.sketches import SketchSpec
 
 PARTS = {  # parts of a model, and the modules that name what they are made of
@@ -44,7 +42,6 @@ EXAMPLES = {
     "decoder": (Decoder, "decoders.Candidates()"),
 }
 REPEATED, MISSED = 0.9, 0.5  # shares of distinct outputs, and of features outside the basis, that call for a hint
-RATED = 1000  # pairs out of fold on which what is left open is decided
 NetworkFactory = Callable[[int], nn.Module]
 
 
@@ -106,6 +103,9 @@ class DSOKR(MadeOfParts):
         candidates. ``sample_weight`` has a number for every pair: how often it counts.
         """
         self._check_parts()
+        auto = as_regressor(self.regressor)
+        if isinstance(auto, Auto) and auto.budget is not None:
+            return self._fit_within(auto, X, y, validation, sample_weight)
         X, Y, form = self._check_pairs(X, y)
         weights = None if sample_weight is None else torch.as_tensor(_check_sample_weight(sample_weight, Y))
         if weights is not None and weights.min() < 0:
@@ -115,13 +115,14 @@ class DSOKR(MadeOfParts):
         decoder: Decoder = choose_decoder(self.kernel, Y, form) if self.decoder == "auto" else self.decoder
         decoder.check(self.kernel)
         decoder.check_outputs(Y, form)
-        regressor, self.reader_ = prepare_reading(as_regressor(self.regressor), X)
+        candidates, candidates_form = decoder.candidates(Y, form)
+        is_list = isinstance(decoder, Candidates) and count(candidates) > REPEATED * count(Y)
+        regressor, self.reader_ = prepare_reading(auto, X, ranks=is_list)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
         sketch = choose_sketch(self.kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
         basis = sketch_basis(self.kernel, Y, sketch, generator=generator, device=device)
         basis = basis if self.dim is None else basis.rotated(Y, self.dim)
-        candidates, candidates_form = decoder.candidates(Y, form)
         known = EmbeddedOutputs(basis, candidates, form=candidates_form)
 
         # 1.b Regression of the coordinates.
@@ -132,7 +133,7 @@ class DSOKR(MadeOfParts):
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
         valid_form, choices = form if validation is None else canonical(validation[1])[1], decoder.alternatives()
-        evaluate = partial(self._evaluate, basis, known, valid_form, regressor.monitor)
+        judge = Judge(known, valid_form, regressor.monitor)
         fitted = regressor.fit(
             train[0],
             train[2],
@@ -141,16 +142,28 @@ class DSOKR(MadeOfParts):
             device=device,
             score=None
             if regressor.monitor == "loss" or held_out is None
-            else lambda z: max(evaluate(held_out[1], z, choice).mean().item() for choice in choices),
+            else lambda z: max(judge.rate(held_out[1], z, choice).mean().item() for choice in choices),
         )
 
         # 2. Inference: held-out pairs decide what is left open.
-        fitted, decoder = self._decide(fitted, choices, held_out, Y, evaluate)
+        fitted, decoder = judge.decide(fitted, choices, held_out, Y)
         self.basis_, self.known_, self.decoder_ = basis, known, decoder
         self.regressor_: Any = fitted
         self.parts_ = {"kernel": self.kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
         self.history_, self.n_pairs_ = fitted.history, count(Y)
         self.missed_ = (targets.residuals.sum() / basis.diag(Y).sum()).item()
+        return self
+
+    def _fit_within(self, auto: Auto, X: Any, y: Any, validation: Any, sample_weight: Any) -> DSOKR:
+        X, Y, _ = self._check_pairs(X, y)
+
+        def fit(rows: np.ndarray, regressor: Auto) -> DSOKR:
+            weights = None if sample_weight is None else np.asarray(sample_weight)[rows]
+            some = (_safe_indexing(part, rows) for part in (X, y))
+            return clone(self).set_params(regressor=regressor).fit(*some, validation, weights)
+
+        model = fit_within(auto, count(Y), fit, lambda model: auto.wants_network(X, model.reader_.encoder))
+        self.__dict__ |= {name: value for name, value in vars(model).items() if name.endswith("_")}
         return self
 
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
@@ -186,10 +199,11 @@ class DSOKR(MadeOfParts):
         """A table of what was tried, what each is worth on pairs that it was not fitted to, and what was chosen."""
         check_is_fitted(self, "regressor_")
         n, p = count(self.basis_.anchors), self.basis_.dim
+        pairs = f"learned    from {self.n_pairs_} pairs"
         basis = f"basis      {p} coordinates from {n} outputs; they leave out {self.missed_:.1%} of the outputs"
         decoder = f"decoder    {self.decoder_}, {len(self.known_)} known outputs"
         hints = (f"hint       {hint}" for hint in self._list_hints())
-        return "\n".join([basis, decoder, *format_report(self.regressor_.report()), *hints])
+        return "\n".join([pairs, basis, decoder, *format_report(self.regressor_.report()), *hints])
 
     def save(self, folder: str | Path, write_further: Callable[[Path], None] = lambda draft: None) -> None:
         """Write ``config.json``, ``model.safetensors``, a model card, and ``network`` if the regressor needs files.
@@ -303,7 +317,8 @@ class DSOKR(MadeOfParts):
         training, hints = getattr(self.parts_["regressor"], "training", None), []
         if training is not None and training.patience and self.history_.best_epoch == training.epochs:
             hints.append(f"Training was still improving after {training.epochs} epochs: allow more.")
-        if isinstance(self.decoder_, Candidates) and len(self.known_) > REPEATED * self.n_pairs_:
+        is_own = getattr(self.decoder, "outputs", None) is not None
+        if isinstance(self.decoder_, Candidates) and not is_own and len(self.known_) > REPEATED * self.n_pairs_:
             hints.append("Outputs hardly repeat, and predictions are picked from them: use Candidates(outputs=...).")
         if self.missed_ > MISSED:
             hints.append("The basis misses much of the outputs: use a larger sketch.")
@@ -350,45 +365,6 @@ class DSOKR(MadeOfParts):
         train, valid = order[held_out:], order[:held_out]
         X, Y, targets = pairs
         return (take(X, train), take(Y, train), targets.take(train)), (take(X, valid), take(Y, valid))
-
-    def _decide(
-        self, fitted: Fitted, choices: Sequence[Decoder], held_out: Any, Y: Outputs, evaluate: Callable[..., Tensor]
-    ) -> tuple[Fitted, Decoder]:
-        """Choose the decoder, then the alternative of the fitted function, by pairs that were held out, if any."""
-        if held_out is None and fitted.out_of_fold() is None:
-            return fitted, choices[0]
-
-        def rate(function: Fitted, choice: Decoder) -> Tensor:  # a number for every held-out pair, or one for all
-            if held_out is not None:
-                return evaluate(held_out[1], function.predict(held_out[0]), choice)
-            rows, z = function.out_of_fold()  # type: ignore[misc] # there are some
-            step = max(1, len(rows) // RATED)
-            return evaluate(take(Y, rows[::step]), z[::step], choice)
-
-        decoder = max(choices, key=lambda choice: rate(fitted, choice).mean()) if len(choices) > 1 else choices[0]
-        for function in fitted.alternatives()[1:]:
-            gain = rate(function, decoder) - rate(fitted, decoder)
-            if gain.mean() > gain.std(correction=0) / len(gain) ** 0.5:  # by more than its standard error
-                fitted = function
-        return fitted, decoder
-
-    def _evaluate(
-        self,
-        basis: SketchedBasis,
-        known: EmbeddedOutputs,
-        form: Form,
-        monitor: Monitor,
-        Y: Outputs,
-        z: Tensor,
-        decoder: Decoder,
-    ) -> Tensor:  # (n,), or (1,)
-        """How good coordinates of inputs are with a decoder, by the regressor's monitor; Y are the true outputs."""
-        if monitor == "mrr":
-            return known.ranks(z, positions(Y, known.outputs), decoder.scoring_rule()).reciprocal()
-        predicted = decoder.decode(basis, z, known).outputs
-        if callable(monitor):
-            return torch.tensor([float(monitor(predicted, form.restore(Y)))], dtype=torch.float64)
-        return -self.kernel.squared_distances(as_outputs(predicted), Y)
 
     def _embed(self, candidates: Any) -> EmbeddedOutputs:
         return self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)

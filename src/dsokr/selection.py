@@ -1,6 +1,6 @@
-"""Choosing the sketch size: approximate leverage scores, *Perfect h*, and the smallest size that is good enough."""
+"""Choosing the sketch size by leverage scores and *Perfect h*, and by held-out pairs whatever else is left open."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,15 +8,18 @@ import torch
 from torch import Generator, Tensor
 
 from dsokr.basis import SketchedSpan, check_generator, sketch_span
-from dsokr.decoders import Candidates, EmbeddedOutputs
+from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs
 from dsokr.errors import InputError
 from dsokr.kernels import Kernel
-from dsokr.outputs import Form, Outputs, canonical, count, distinct, take
+from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, distinct, positions, take
+from dsokr.regressors import Fitted
+from dsokr.regressors.base import Monitor
 from dsokr.rules import Rule
 from dsokr.sketches import Full, SketchSpec, SubSample, approximate_leverage
 
 FEW = 500  # outputs that are all used
 HELD_OUT = 500  # outputs on which sizes are compared, at most
+RATED = 1000  # pairs out of fold on which what is left open is decided
 
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
 
@@ -158,3 +161,40 @@ def choose_sketch(
         device=device,
     )
     return SubSample(choose_size(curve, tolerance))
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Says how good predicted coordinates are, by what a regressor monitors, and decides what it leaves open."""
+
+    known: EmbeddedOutputs
+    form: Form  # of the true outputs
+    monitor: Monitor
+
+    def rate(self, Y: Outputs, z: Tensor, decoder: Decoder) -> Tensor:  # (n,), or (1,)
+        """How good coordinates of inputs with the true outputs Y are with a decoder; larger is better."""
+        if self.monitor == "mrr":
+            return self.known.ranks(z, positions(Y, self.known.outputs), decoder.scoring_rule()).reciprocal()
+        predicted = decoder.decode(self.known.basis, z, self.known).outputs
+        if callable(self.monitor):
+            return torch.tensor([float(self.monitor(predicted, self.form.restore(Y)))], dtype=torch.float64)
+        return -self.known.basis.kernel.squared_distances(as_outputs(predicted), Y)
+
+    def decide(self, fitted: Fitted, choices: Sequence[Decoder], held_out: Any, Y: Outputs) -> tuple[Fitted, Decoder]:
+        """Choose the decoder, then the alternative of the fitted function, by pairs that were held out, if any."""
+        if held_out is None and fitted.out_of_fold() is None:
+            return fitted, choices[0]
+
+        def rate(function: Fitted, choice: Decoder) -> Tensor:
+            if held_out is not None:
+                return self.rate(held_out[1], function.predict(held_out[0]), choice)
+            rows, z = function.out_of_fold()  # type: ignore[misc] # there are some
+            step = max(1, len(rows) // RATED)
+            return self.rate(take(Y, rows[::step]), z[::step], choice)
+
+        decoder = max(choices, key=lambda choice: rate(fitted, choice).mean()) if len(choices) > 1 else choices[0]
+        for function in fitted.alternatives()[1:]:
+            gain = rate(function, decoder) - rate(fitted, decoder)
+            if gain.mean() > gain.std(correction=0) / len(gain) ** 0.5:  # by more than its standard error
+                fitted = function
+        return fitted, decoder

@@ -4,12 +4,12 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from dsokr.errors import InputError, import_extra
+from dsokr.regressors.inputs import are_smiles
 
 NO_LABEL = "{}"  # the empty set of labels; an empty cell is more often a missing value
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -165,12 +165,4 @@ def _is_word(text: str) -> bool:
 
 def _are_smiles(column: str, texts: list[str]) -> bool:
     """Whether these are SMILES: by the name of the column, or because RDKit can read them and they are not words."""
-    if "smiles" in column.lower():
-        return True
-    if not _fits(texts, _is_word) or all(text.islower() or text.istitle() for text in texts):
-        return False
-    try:
-        chem = import_module("dsokr.chem")
-    except ImportError:  # RDKit is an extra
-        return False
-    return _fits(texts, lambda text: not _reason(chem.canonical, [text]))
+    return "smiles" in column.lower() or are_smiles(texts)

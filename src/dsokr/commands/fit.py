@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 import warnings
 from contextlib import suppress
@@ -10,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from torch import Generator
 
-from dsokr import __version__, selection, sketches
+from dsokr import __version__
 from dsokr.commands import columns
 from dsokr.commands.cells import count_of, guess_input, guess_output
 from dsokr.commands.columns import Kind, Labels, OutputKind, String
@@ -23,8 +22,7 @@ from dsokr.commands.options import FitOptions, Result, Say
 from dsokr.commands.predictor import (
     Pairs,
     Predictor,
-    check_encoder,
-    choose_network,
+    check_options,
     make_model,
     parse_kernel,
     parse_part,
@@ -34,14 +32,13 @@ from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
 from dsokr.errors import InputError, Interrupted, ModelFolderError
 from dsokr.estimator import PARTS
-from dsokr.files import LOCK, check_place, fingerprint, lock_folder, write_json
+from dsokr.files import check_place, fingerprint, lock_folder, write_json
 from dsokr.kernels import Kernel
-from dsokr.outputs import as_outputs, count, distinct, keys, take
+from dsokr.outputs import as_outputs, count, distinct, keys
+from dsokr.regressors import Auto, Neural
 from dsokr.saving import is_replaceable, write_expression
 
 LEAST_ROWS = 10
-HELD_OUT_FOR_SIZE = 1000  # outputs on which the sketch size is chosen, at most
-TOLERANCE = 0.05  # share of the best-to-worst range that is good enough for a sketch
 
 
 def fit(options: FitOptions, problems: Problems, say: Say) -> Result:
@@ -51,7 +48,7 @@ def fit(options: FitOptions, problems: Problems, say: Say) -> Result:
         raise ModelFolderError(f"{out} exists and is not a saved model. Choose another folder with --out.")
     check_place(out)
     resolve_device(options.device)
-    check_encoder(options)
+    check_options(options)
     with lock_folder(draft, "dsokr fit"):
         try:
             predictor = _fit(options, draft, problems, say)
@@ -61,7 +58,7 @@ def fit(options: FitOptions, problems: Problems, say: Say) -> Result:
             what = str(stop).partition(". ")[0] or "Stopped"
             raise Interrupted(f"{what}. Run the same command to resume.") from stop
         except Exception as error:
-            if not (draft / "last.ckpt").exists():
+            if not _has_checkpoint(draft):
                 _clear(draft)
             if isinstance(error, SafetensorError) or "inline_container" in str(error):  # the writer of checkpoints
                 raise InputError(f"{draft} or {out} cannot be written. Is the disk full? ({error})") from error
@@ -77,13 +74,12 @@ def _fit(options: FitOptions, draft: Path, problems: Problems, say: Say) -> Pred
     _check_replaced(options, predictor, say)
     for name, value in predictor.facts["chosen"].items():
         say(f"  {name:<12}{value}")
-    size = _choose_size(options, predictor, pairs, valid, draft, say)
-    predictor = _train(predictor, pairs, valid, size["chosen"], draft, say)
+    _plan(options, predictor, pairs, valid, draft, say)
+    predictor = _train(predictor, pairs, valid, draft, say)
     facts: dict[str, Any] = predictor.facts | {
         "dsokr": __version__,
         "date": time.strftime("%Y-%m-%d"),
         "train": options.train.name,
-        "size": size,
         "rows": {"train": len(pairs), "validation": len(valid or []), "skipped": len(problems.found)},
         "seconds": round(time.perf_counter() - started, 1),
     }
@@ -114,7 +110,6 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     kernel = parse_kernel(kernel_text)
     input = input.adapt(input.locate(rows.join(names[0]), table.path.parent))
     output = output.suit(kernel).adapt(rows.join(names[1]))
-    network = choose_network(options, input)
     everything = read_pairs(rows, input, output, kernel, problems)
     _check_pairs(everything, input, output, table, problems)
     kernel = parse_kernel(kernel_text, everything.Y)
@@ -124,7 +119,7 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     if options.size != "auto" and not (options.size.isdigit() and 1 <= int(options.size) <= len(pairs)):
         most = f"the number of training rows, {len(pairs)}"
         raise InputError(f"--size must be auto, or from 1 to {most}. Got {options.size}.")
-    model = make_model(options, network, output, kernel, pairs.Y, valid is not None)
+    model = make_model(options, input, output, kernel, pairs.Y)
     predictor = Predictor(model, input, output)
     source, written = f" from {options.valid}" if options.valid else "", model.get_params(deep=False)
     chosen = {
@@ -209,63 +204,52 @@ def _check_replaced(options: FitOptions, predictor: Predictor, say: Say) -> None
     say(f"  {'replaces':<12}the model that is in {options.out} now")
 
 
-def _choose_size(
-    options: FitOptions, predictor: Predictor, pairs: Pairs, valid: Pairs | None, draft: Path, say: Say
-) -> dict[str, Any]:
-    """Return the sketch size and why it was chosen; that of an interrupted run of the same fit stays."""
+def _plan(options: FitOptions, predictor: Predictor, pairs: Pairs, valid: Pairs | None, draft: Path, say: Say) -> None:
+    """Write down what is trained on what; an interrupted run of the same is resumed, one of another refused."""
     note, model = draft / "plan.json", predictor.model
     data = [some and (some.inputs, some.outputs) for some in (pairs, valid)]
-    parts = model.kernel, model.regressor, model.decoder, predictor.input, predictor.output
-    identity = fingerprint(__version__, options.size, options.seed, parts, data)
+    parts = model.kernel, model.sketch, model.regressor, model.decoder, predictor.input, predictor.output
+    identity = fingerprint(__version__, options.seed, parts, data)
     if options.restart:
         _clear(draft)
     held = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
     if held.get("fingerprint") == identity:
         say("  resuming the interrupted training")
-        return held["size"]
-    if held and (draft / "last.ckpt").exists():
+    elif held and _has_checkpoint(draft):
         raise InputError(
             f"{draft} holds an interrupted training with other data or options. Run the same command as before to "
             "resume it, or add --restart to discard it."
         )
-    if options.size != "auto":
-        size = {"chosen": int(options.size)}
-    else:
-        size = _compare_sizes(options, model.kernel, as_outputs(pairs.Y), valid and as_outputs(valid.Y))
-        say(f"  {'size':<12}{size['chosen']} of {len(pairs):,} outputs make the basis, chosen by Perfect h")
-    write_json(note, {"fingerprint": identity, "size": size})
-    return size
+    write_json(note, {"fingerprint": identity})
 
 
-def _compare_sizes(options: FitOptions, kernel: Kernel, ys: Any, held_out: Any) -> dict[str, Any]:
-    """Choose the fewest training outputs that are nearly as good as many, by Perfect h."""
-    if held_out is None:
-        order = torch.randperm(count(ys), generator=Generator().manual_seed(options.seed))
-        tenth = max(1, len(order) // 10)
-        held_out, ys = take(ys, order[:tenth]), take(ys, order[tenth:])
-    sizes = sorted({*(2**i for i in range(3, 11) if 2**i < count(ys)), min(count(ys), 1024)})
-    generator, device = Generator().manual_seed(options.seed), resolve_device(options.device)
-    some, sketch = take(held_out, slice(HELD_OUT_FOR_SIZE)), sketches.SubSample(1)
-    curve = selection.perfect_h(kernel, ys, some, sketch, sizes, generator=generator, device=device)
-    size = selection.choose_size(curve, TOLERANCE)
-    return {"chosen": size, "sizes": list(curve.sizes), "missed": curve.mean().tolist()}
-
-
-def _train(predictor: Predictor, pairs: Pairs, valid: Pairs | None, size: int, draft: Path, say: Say) -> Predictor:
+def _train(predictor: Predictor, pairs: Pairs, valid: Pairs | None, draft: Path, say: Say) -> Predictor:
     """Train the model; its checkpoints stay in the draft folder until the model is saved."""
     started, model, regressor = time.perf_counter(), predictor.model, predictor.model.regressor
-    resumable = replace(regressor.training, folder=str(draft), keep_state=True)
-    model.set_params(sketch=sketches.SubSample(size), regressor=replace(regressor, training=resumable))
+    model.regressor = _keep_training(regressor, str(draft / "training"))
     predictor = predictor.train(pairs, valid)
     model.regressor = regressor
-    took, history = time.perf_counter() - started, model.history_
-    say(f"Trained in {took:.0f} s: epoch {history.best_epoch:.0f} of {len(history.rows)} is kept")
+    say(f"Fitted in {time.perf_counter() - started:.0f} s")
+    for line in model.report().splitlines():
+        say(f"  {line}")
     return predictor
+
+
+def _keep_training(regressor: Any, folder: str) -> Any:
+    """Let networks keep checkpoints in a folder; within a budget, training starts anew."""
+    if isinstance(regressor, Auto):
+        return regressor if regressor.budget else replace(regressor, folder=folder)
+    if isinstance(regressor, Neural):
+        return replace(regressor, training=replace(regressor.training, folder=folder, keep_state=True))
+    return regressor
+
+
+def _has_checkpoint(draft: Path) -> bool:
+    return any(draft.rglob("last.ckpt"))
 
 
 def _clear(draft: Path) -> None:
     """Remove the checkpoints of a training that is finished or discarded, but not the lock."""
     if (draft / "plan.json").is_file():
-        for file in sorted(draft.iterdir(), key=lambda file: file.name == "plan.json"):  # that one last
-            if file.name != LOCK:
-                file.unlink()
+        shutil.rmtree(draft / "training", ignore_errors=True)
+        (draft / "plan.json").unlink()

@@ -76,12 +76,14 @@ class FitOptions(Options):
     input_kind: Annotated[str, typer.Option(help="vector, text, string, smiles or image.")] = "auto"
     output_kind: Annotated[str, typer.Option(help="vector, labels, ranking, string or smiles.")] = "auto"
     kernel: Annotated[str, typer.Option(help='Kernel on the outputs, such as "Gaussian(0.5)".')] = "auto"
-    network: Annotated[str, typer.Option(help='Network on the inputs, such as "MLP(hidden=(512,))".')] = "auto"
+    regressor: Annotated[str, typer.Option(help='What learns from the inputs, such as "Forest()".')] = "auto"
+    network: Annotated[str, typer.Option(help='A network alone, such as "MLP(hidden=(512,))".')] = "auto"
     encoder: Annotated[str, typer.Option(help="Folder or name of a pre-trained text encoder.")] = ""
     decoder: Annotated[str, typer.Option(help='candidates of a list, a search of all, or "GraphSearch()".')] = "auto"
     size: Annotated[str, typer.Option(help="Outputs that make the basis; auto chooses by Perfect h.")] = "auto"
     valid: Annotated[Path | None, typer.Option(help="Table of pairs to validate on.")] = None
     validation_fraction: Annotated[float, typer.Option(min=0, max=0.99, help="Held out without --valid.")] = 0.1
+    budget: Annotated[str | None, typer.Option(help='Time for all: "10 min". Too little means fewer rows.')] = None
     epochs: Annotated[int | None, typer.Option(min=1, help="Most epochs to train.")] = None
     batch_size: Annotated[int | None, typer.Option(min=1)] = None
     learning_rate: float | None = None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dsokr import decoders, kernels, losses, networks, sketches
+from dsokr import decoders, kernels, losses, networks, regressors, sketches
 from dsokr.basis import SketchedBasis
 from dsokr.commands import columns
 from dsokr.commands.cells import suggest
@@ -26,25 +26,24 @@ from dsokr.commands.options import FitOptions
 from dsokr.commands.tables import Problems, Rows, Table, write_table
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
 from dsokr.errors import InputError, ModelFolderError, check_k
-from dsokr.estimator import DSOKR
+from dsokr.estimator import DSOKR, REPEATED
 from dsokr.files import write_json
 from dsokr.graphs import Graph
 from dsokr.kernels import Kernel
-from dsokr.outputs import as_outputs, concatenate, count, distinct, positions, take
-from dsokr.regressors import Neural, Training
+from dsokr.outputs import as_outputs, canonical, concatenate, count, distinct, positions, take
+from dsokr.regressors import Auto, Neural, Regressor
+from dsokr.regressors.auto import suit_training
 from dsokr.rules import Rule
 from dsokr.saving import parse_expression, write_expression
 
-SEARCHED_ATOMS, SEARCHED_LETTERS = 12, 40  # larger outputs are picked from a list unless a search is wanted
+SEARCHED_ATOMS = 12  # larger molecules are picked from a list unless a search is wanted
 VALENCES = {5: 3, 6: 4, 7: 3, 8: 2, 9: 1, 14: 4, 15: 5, 16: 6, 17: 1, 35: 1, 53: 1}
-SEARCHES = dict(vector=decoders.Gradient(), labels=decoders.LabelSet(), string=decoders.NGram())
-RANKINGS = dict(Kemeny=decoders.Kemeny(), Hamming=decoders.HammingRanking(), Lehmer=decoders.Lehmer())  # by kernel
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-NETWORKS: dict[str, tuple[Any, ...]] = {  # what reads each kind of inputs, the default first
-    "vector": (networks.MLP((256, 256)),),
-    "text": (networks.WordBag(width=256), networks.TextEncoder("")),
-    **dict.fromkeys(("string", "smiles"), (networks.CharTransformer(layers=3, width=128, heads=4, dropout=0.1),)),
-    "image": (networks.CNN(channels=(16, 32, 64), hidden=256),),
+READ_BY = {  # networks by the kind of inputs that they read
+    "vector": (networks.MLP,),
+    "text": (networks.WordBag, networks.TextEncoder),
+    **dict.fromkeys(("string", "smiles"), (networks.CharTransformer,)),
+    "image": (networks.CNN,),
 }
 
 
@@ -222,10 +221,10 @@ class Predictor:
             raise ModelFolderError(f"{folder} is damaged: {error}.") from error
 
 
-def parse_part(text: str, module: ModuleType, option: str) -> Any:
+def parse_part(text: str, module: ModuleType, option: str, *others: ModuleType) -> Any:
     """Make the part that an option names, ``Gaussian(0.5)``; empty parentheses may be left out."""
     try:
-        return parse_expression(f"{text}()" if text.isidentifier() else text, module)
+        return parse_expression(f"{text}()" if text.isidentifier() else text, module, *others)
     except InputError as error:
         raise InputError(f"{option} {error}") from error
 
@@ -249,27 +248,41 @@ def find_gamma(ys: Any, power: int) -> float:
     return 1 / typical if typical > 0 else 1.0
 
 
-def check_encoder(options: FitOptions) -> None:
-    """Check that an encoder is a folder with one, or may be a name on the hub; the hub is not asked."""
+def check_options(options: FitOptions) -> None:
+    """Check what excludes each other, and that an encoder may be one; the hub is not asked."""
+    ways = {f"--{name}": value for name in ("regressor", "network", "encoder") if (value := getattr(options, name))}
+    given = [name for name, value in ways.items() if value != "auto"]
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other: each says what reads the inputs.")
+    Auto(options.budget)
     name, folder = options.encoder, Path(options.encoder)
-    if name and options.network != "auto":
-        raise InputError(f"--encoder is a network itself. Got --network {options.network} beside it.")
     is_name = HUB_NAME.fullmatch(name) and not folder.parent.is_dir()
     if name and not (folder / "config.json").is_file() and (folder.is_dir() or not is_name):
         raise InputError(f"{name} is neither the folder of a text encoder nor a name on the hub, organisation/model.")
 
 
-def choose_network(options: FitOptions, input: Kind) -> Any:
-    """Make the network that reads the inputs."""
-    choices = NETWORKS[input.name]
-    network: Any
+def choose_regressor(options: FitOptions, input: Kind, n: int, ranks: bool) -> Regressor | Auto:
+    """Make the regressor: an expression, a network, or what suits the inputs."""
+    names = ("epochs", "batch_size", "learning_rate", "patience")
+    training = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.regressor != "auto":
+        return parse_part(options.regressor, regressors, "--regressor", networks, losses, kernels, sketches)
+    if options.network == "auto" and not options.encoder:
+        kind: Any = "auto" if input.name in ("vector", "image") else input.name
+        return Auto(options.budget, kind, training)
+    network = _choose_network(options, input)
+    return Neural(network, losses.Ranked() if ranks else losses.Squared(), suit_training(network, n, training))
+
+
+def _choose_network(options: FitOptions, input: Kind) -> Any:
+    folder = Path(options.encoder)
     if options.encoder:
-        folder = Path(options.encoder)
-        network = networks.TextEncoder(str(folder.resolve()) if folder.is_dir() else options.encoder, rate=0.1)
+        name = str(folder.resolve()) if folder.is_dir() else options.encoder
+        network: Any = networks.TextEncoder(name, rate=0.1)
     else:
-        network = choices[0] if options.network == "auto" else parse_part(options.network, networks, "--network")
-    if type(network) not in map(type, choices):
-        names = " or ".join(type(choice).__name__ for choice in choices)
+        network = parse_part(options.network, networks, "--network")
+    if type(network) not in READ_BY[input.name]:
+        names = " or ".join(kind.__name__ for kind in READ_BY[input.name])
         raise InputError(f"{type(network).__name__} does not read {input.name} inputs. Use {names}.")
     return replace(network, longest=input.longest) if isinstance(input, Letters) else network
 
@@ -279,23 +292,14 @@ def choose_decoder(text: str, output: OutputKind, kernel: Kernel, ys: Any) -> De
     if text not in ("auto", "candidates", "search"):
         hint = suggest(text, ("candidates", "search"))
         return parse_part(text, decoders, f"--decoder takes auto, candidates, search or an expression.{hint}")
-    search = _find_search(output, kernel, ys)
+    search: Decoder | None = decoders.find_search(kernel, *canonical(ys))
+    best = decoders.choose_decoder(kernel, *canonical(ys))
+    if isinstance(output, Molecule) and output.as_graph:
+        search = decoders.GraphSearch(_find_domain(ys))
+        best = search if max(len(graph.labels) for graph in ys) <= SEARCHED_ATOMS else best
     if text == "search" and search is None:
         raise InputError(f"There is no search of all outputs with the kernel {kernel}. Use --decoder candidates.")
-    return search if search is not None and (text == "search" or (text == "auto" and _is_small(ys))) else Candidates()
-
-
-def _find_search(output: OutputKind, kernel: Kernel, ys: Any) -> Decoder | None:
-    """Return the decoder over all outputs of a kind, if there is one for the kernel."""
-    found: Any = SEARCHES.get(output.name) or RANKINGS.get(type(kernel).__name__)
-    if isinstance(output, Molecule) and output.as_graph:
-        found = decoders.GraphSearch(_find_domain(ys))
-    try:
-        if found is not None:
-            found.check(kernel)
-    except InputError:
-        return None
-    return found
+    return best if text == "auto" else search if text == "search" and search is not None else Candidates()
 
 
 def _find_domain(graphs: list[Graph]) -> decoders.Molecules:
@@ -309,40 +313,10 @@ def _find_domain(graphs: list[Graph]) -> decoders.Molecules:
     return decoders.Molecules(valences, max(len(graph.labels) for graph in graphs))
 
 
-def _is_small(ys: Any) -> bool:
-    """Whether a search is quick and reliable enough to be the default."""
-    if isinstance(ys, list) and isinstance(ys[0], Graph):
-        return max(len(graph.labels) for graph in ys) <= SEARCHED_ATOMS
-    return not isinstance(ys, list) or max(map(len, ys)) <= SEARCHED_LETTERS
-
-
-def choose_training(options: FitOptions, network: Any, n: int) -> Training:
-    """Return settings that suit the network and the number of pairs, unless the user chose others."""
-    batch_size = int(np.clip(2 ** round(np.log2(n / 20)), 8, 128))
-    chosen: dict[str, Any] = {"batch_size": batch_size}
-    if isinstance(network, networks.WordBag):
-        chosen["learning_rate"] = 3e-3
-    elif isinstance(network, networks.CharTransformer | networks.TextEncoder):
-        chosen |= {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "linear", "gradient_clip": 1.0}
-        is_pretrained, epoch = isinstance(network, networks.TextEncoder), -(-n // batch_size)
-        chosen["warmup_steps"] = min(200, epoch if is_pretrained else 5 * epoch)
-        chosen |= {"epochs": 20} if is_pretrained else {}
-    given = {name: getattr(options, name) for name in ("epochs", "batch_size", "learning_rate", "patience")}
-    chosen |= {name: value for name, value in given.items() if value is not None}
-    return Training(**chosen, validation_fraction=0.0)
-
-
-def make_model(
-    options: FitOptions, network: Any, output: OutputKind, kernel: Kernel, ys: Any, validates: bool
-) -> DSOKR:
-    """Put the parts together; the size of the sketch is chosen later."""
-    decoder, training = (
-        choose_decoder(options.decoder, output, kernel, ys),
-        choose_training(options, network, count(ys)),
-    )
-    loss: losses.Loss = losses.Squared()
-    if isinstance(output, Molecule) and isinstance(decoder, Candidates):  # their rank counts as well as their distance
-        loss, training = losses.Ranked(), replace(training, monitor="mrr" if validates else "loss")
-    device, seed = options.device, options.seed
-    regressor = Neural(network, loss, training)
-    return DSOKR(kernel, sketches.Full(), regressor, decoder=decoder, random_state=seed, device=device)
+def make_model(options: FitOptions, input: Kind, output: OutputKind, kernel: Kernel, ys: Any) -> DSOKR:
+    """Put the parts together."""
+    decoder = choose_decoder(options.decoder, output, kernel, ys)
+    ranks = isinstance(decoder, Candidates) and len(distinct(as_outputs(ys))) > REPEATED * count(ys)
+    regressor = choose_regressor(options, input, count(ys), ranks)
+    sketch: Any = "auto" if options.size == "auto" else sketches.SubSample(int(options.size))
+    return DSOKR(kernel, sketch, regressor, decoder=decoder, random_state=options.seed, device=options.device)

@@ -1,6 +1,6 @@
 """Decoders: from predicted coordinates back to outputs."""
 
-from dsokr.decoders.auto import choose_decoder
+from dsokr.decoders.auto import choose_decoder, find_search
 from dsokr.decoders.base import Candidates, Decoded, Decoder
 from dsokr.decoders.graphs import GraphSearch
 from dsokr.decoders.labels import LabelSet

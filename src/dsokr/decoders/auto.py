@@ -1,6 +1,7 @@
 """Which decoder suits a kernel and its outputs, when none is given."""
 
 import warnings
+from contextlib import suppress
 
 from dsokr import compute
 from dsokr.decoders.base import Candidates, Decoder
@@ -16,21 +17,24 @@ SEARCHED_LETTERS, SEARCHED_LABELS = 40, 2000  # longer strings and wider sets (f
 
 
 def choose_decoder(kernel: Kernel, outputs: Outputs, form: Form) -> Decoder:
-    """The search over all outputs that the kernel has, for label sets, rankings, strings and vectors, or a list."""
+    """The search over all outputs that the kernel has, unless these are long or wide; else the best of a list."""
+    decoder = find_search(kernel, outputs, form)
+    is_long = isinstance(decoder, NGram) and max(map(len, outputs)) > SEARCHED_LETTERS
+    is_wide = isinstance(decoder, LabelSet) and outputs.shape[1] > SEARCHED_LABELS
+    if decoder is None or is_long or is_wide:
+        return Candidates()
+    if compute.njit is None and not isinstance(decoder, Gradient):
+        what = f'{decoder} needs numba: pip install "dsokr[graphs]". Known outputs are searched.'
+        warnings.warn(what, stacklevel=4)
+        return Candidates()
+    return decoder
+
+
+def find_search(kernel: Kernel, outputs: Outputs, form: Form) -> Decoder | None:
+    """The search over all outputs that the kernel has, for label sets, rankings, strings and vectors."""
     for decoder in (LabelSet(), Kemeny(), HammingRanking(), Lehmer(), NGram(), Gradient()):
-        try:
+        with suppress(InputError):
             decoder.check(kernel)
             decoder.check_outputs(outputs, form)
-        except InputError:
-            continue
-        if isinstance(decoder, NGram) and max(map(len, outputs)) > SEARCHED_LETTERS:
-            continue
-        if isinstance(decoder, LabelSet) and outputs.shape[1] > SEARCHED_LABELS:
-            continue
-        if compute.njit is None and not isinstance(decoder, Gradient):
-            warnings.warn(
-                f'{decoder} needs numba: pip install "dsokr[graphs]". Known outputs are searched.', stacklevel=4
-            )
-            continue
-        return decoder
-    return Candidates()
+            return decoder
+    return None

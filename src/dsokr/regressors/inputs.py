@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,7 +20,7 @@ from dsokr.outputs import count, take
 from dsokr.regressors.base import Reads
 
 Numbers = Any  # a float64 array (n, d), with NaN where a value is missing, or a CSR matrix
-Kind = Literal["number", "category", "smiles", "text"]
+Kind = Literal["number", "category", "smiles", "string", "text"]
 
 OF_INPUTS = ("n_features_in_", "feature_names_in_")  # what scikit-learn records of the columns of X
 SAMPLE, MOST = 200, 0.95  # cells that a guess looks at, and the share of them that must fit
@@ -50,7 +50,8 @@ class Column:
     """How a column of cells becomes numbers.
 
     Categories get a column each, with a one where it is the cell's. Molecules, given as SMILES, get the counts of
-    their Morgan fingerprint, texts those of their words and word pairs, each hashed.
+    their Morgan fingerprint, texts those of their words and word pairs, strings without spaces those of up to three
+    letters in a row, each hashed.
     """
 
     kind: Kind
@@ -68,7 +69,7 @@ class Column:
         has_spaces = sum(" " in text.strip() for text in different) > len(different) / 2
         if len(different) <= min(CATEGORIES, max(2, len(texts) // 2)) and not (has_spaces and len(different) > 10):
             return Column("category", tuple(different))
-        return Column("text")
+        return Column("string" if are_strings(texts) else "text")
 
     def encode(self, cells: Sequence[Any]) -> Numbers:
         if self.kind == "number":
@@ -76,9 +77,12 @@ class Column:
         texts = ["" if is_missing(cell) else str(cell) for cell in cells]
         if self.kind == "category":
             return np.array([[text == name for name in self.categories] for text in texts], dtype=np.float64)
-        if self.kind == "text":
-            words = HashingVectorizer(n_features=WORDS, ngram_range=(1, 2), norm="l2", alternate_sign=False)
-            return sp.csr_array(words.transform(texts))
+        if self.kind in ("text", "string"):
+            unit: dict[str, Any] = {"ngram_range": (1, 2)}
+            if self.kind == "string":
+                unit = {"analyzer": "char", "ngram_range": (1, 3), "lowercase": False}
+            parts = HashingVectorizer(n_features=WORDS, norm="l2", alternate_sign=False, **unit)
+            return sp.csr_array(parts.transform(texts))
         counts = import_module("dsokr.chem").fingerprints(texts, radius=2).tocoo()
         folded = sp.coo_array((counts.data, (counts.row, counts.col % BITS)), shape=(len(texts), BITS))
         return folded.tocsr()
@@ -86,6 +90,12 @@ class Column:
 
 def is_missing(cell: Any) -> bool:
     return cell is None or (not isinstance(cell, str) and str(cell) in ("nan", "<NA>", "NaT"))
+
+
+def are_strings(texts: list[str]) -> bool:
+    """Whether texts are words, sequences or codes, to be read letter by letter."""
+    some = texts[:SAMPLE]
+    return all(map(str.isascii, texts)) and sum(len(text.split()) == 1 for text in some) >= MOST * len(some)
 
 
 def are_smiles(texts: list[str]) -> bool:
@@ -117,14 +127,15 @@ class Encoder:
     columns: tuple[Column, ...] = ()  # none for arrays of numbers
 
     @staticmethod
-    def of(X: Any) -> Encoder:
+    def of(X: Any, texts: str = "auto") -> Encoder:
+        """Look at inputs; ``texts`` says what a list of texts holds, if that is known."""
         if isinstance(X, Tensor) or sp.issparse(X) or (isinstance(X, np.ndarray) and X.dtype != object):
             return Encoder()
         if isinstance(X, np.ndarray):
             return Encoder(tuple(map(Column.of, X.T)))
         if not isinstance(X[0], str):
             raise InputError(f"Inputs of type {type(X[0]).__name__} are not a table of numbers, nor texts.")
-        return Encoder((Column.of(X),))
+        return Encoder((Column.of(X) if texts == "auto" else Column(cast(Kind, texts)),))
 
     def encode(self, X: Any) -> Numbers:
         if not self.columns:

@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 from torch import Generator, Tensor
 
 from dsokr.errors import InputError, check_fields
-from dsokr.regressors.base import Device, Fitted, Reads, Regressor, Score, State, Targets, Validation
+from dsokr.regressors.base import Device, Fitted, History, Reads, Regressor, Score, State, Targets, Validation
 from dsokr.regressors.inputs import Inputs
 from dsokr.saving import shorten
 
@@ -160,6 +160,11 @@ class FittedStack(Fitted):
     contrasts: tuple[float, ...] = (1.0,)  # the first is used
     tried: list[dict[str, Any]] = field(default_factory=list)
     held_out: tuple[Tensor, Tensor] | None = None  # rows of training inputs, and Σ_k w_k g_k without them; not saved
+
+    @property
+    def history(self) -> History:  # type: ignore[override] # an attribute elsewhere
+        """How the training of its network went, if it has one."""
+        return next((m.fitted.history for m in self.members if m.fitted.history["train_loss"]), History())
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
         z = torch.zeros(1, dtype=torch.float64, device=self.mean.device)
