@@ -5,9 +5,11 @@
 The text of a page is a template in studies/pages with fields for ``str.format``; a function here computes the fields.
 """
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from dsokr import chem
@@ -16,13 +18,19 @@ from dsokr.metrics import edit_distance
 from studies import chebi20, label_ranking, multilabel, smi2mol, strings, synthetic, vectors
 from studies.chebi20_models import ALL_KERNELS, AND_WORDS, JOINT_ENSEMBLES, LARGER, OUR_ENSEMBLE, OURS, SMALL, WORDS
 from studies.chebi20_tables import PAPER, select_whole, tabulate_perfect_h
-from studies.results import Row, format_cell, group_rows, read_rows, write_table
+from studies.data import odor
+from studies.data.label_ranking import SOURCES as RANKINGS
+from studies.data.multilabel import SOURCES as LABEL_SETS
+from studies.results import Row, format_cell, format_spread, group_rows, mean_and_sd, read_rows, write_table
 from studies.study import Study
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS, TEMPLATES = ROOT / "results", ROOT / "docs", ROOT / "studies" / "pages"
 
+FOLDS, NEAR = 5, 0.005  # of data sets for the defaults, and how far behind the first counts as near it
+
 Fields = dict[str, Any]
+Scores = dict[str, dict[str, tuple[float, float]]]  # data set -> method -> mean score, mean seconds of fitting
 
 
 def tabulate(study: Study, folder: Path) -> tuple[list[Row], str]:
@@ -372,6 +380,94 @@ def describe_vectors(folder: Path) -> Fields:
     }
 
 
+def describe_tabular(folder: Path) -> Fields:
+    rows = read_rows(folder / "defaults.jsonl")
+    main = [row for row in rows if row["method"] != "DSOKR(Dice())"]
+    sets, rankings = (average_folds(main, metric) for metric in ("f1", "kendall_tau"))
+    gaps = [max(by.values())[0] - pick_method(by, "DSOKR")[0] for by in (sets | rankings).values()]
+    missing = [name for name in [*RANKINGS, *LABEL_SETS, "odor"] if name not in sets | rankings]
+    kernels = compare_kernels(rows)
+    return {
+        "folds": FOLDS,
+        "hardware": name_hardware(rows[0]),
+        "first": sum(gap <= 0 for gap in gaps),
+        "total": len(gaps),
+        "near_by": NEAR,
+        "near": sum(0 < gap <= NEAR for gap in gaps),
+        "behind": round_up(max(gaps)),
+        "missing": f"Left out, as folds of them are not computed yet: {', '.join(missing)}." if missing else "",
+        "sets": tabulate_methods(sets),
+        "rankings": tabulate_methods(rankings),
+        "apart": round_up(max(abs(row["difference"][0]) for row in kernels)),
+        "kernels": tabulate_kernels(kernels),
+        "published": odor.PUBLISHED,
+        "odor": tabulate_odor(read_rows(folder / "odor.jsonl")),
+    }
+
+
+def round_up(value: float) -> float:
+    return math.ceil(value * 1000) / 1000
+
+
+def average_folds(rows: list[Row], metric: str) -> Scores:
+    """The means of a metric over the folds, of the data sets on which every method has all folds."""
+    own = [row for row in rows if metric in row["metrics"]]
+    methods, means = {row["method"] for row in own}, {}
+    for name, runs in group_rows(own, lambda row: row["dataset"]).items():
+        by = group_rows(runs, lambda row: row["method"])
+        if by.keys() == methods and all(len(folds) == FOLDS for folds in by.values()):
+            means[name] = {
+                method: (mean(run["metrics"][metric] for run in folds), mean(run["seconds"]["fit"] for run in folds))
+                for method, folds in by.items()
+            }
+    return means
+
+
+def pick_method(by: dict[str, tuple[float, float]], start: str) -> tuple[float, float]:
+    """The score and the seconds of the method whose name starts so."""
+    return next(values for method, values in by.items() if method.startswith(start))
+
+
+def tabulate_methods(scores: Scores) -> str:
+    """A row for each data set, a column for each method, and the seconds of DSOKR and of the forest."""
+    table = []
+    for name, by in scores.items():
+        best, ours, forest = max(by.values())[0], pick_method(by, "DSOKR")[1], pick_method(by, "random forest")[1]
+        texts = {method: f"**{value:.3f}**" if value == best else f"{value:.3f}" for method, (value, _) in by.items()}
+        table.append({"data": name, "ours": ours, "forest": forest, "ratio": ours / forest} | texts)
+    columns = {method.removesuffix(", threshold"): f"{{{method}}}" for method in next(iter(scores.values()))}
+    seconds = {"DSOKR, s": "{ours:.1f}", "forest, s": "{forest:.1f}", "ratio": "{ratio:.1f}"}
+    return write_table({"data set": "{data}"} | columns | seconds, table)
+
+
+def compare_kernels(rows: list[Row]) -> list[Row]:
+    """F1 by the Tanimoto and the Dice kernel, of the data sets on which both have all folds."""
+    table = []
+    for name, runs in group_rows(rows, lambda row: row["dataset"]).items():
+        by = {(run["method"], run["split"]): run["metrics"].get("f1") for run in runs}
+        both = [[by.get((f"DSOKR({kernel}())", fold)) for fold in range(FOLDS)] for kernel in ("Tanimoto", "Dice")]
+        if None not in both[0] + both[1]:
+            tanimoto, dice = both
+            difference = mean_and_sd(b - a for a, b in zip(tanimoto, dice, strict=True))
+            table.append({"data": name, "tanimoto": mean(tanimoto), "dice": mean(dice), "difference": difference})
+    return table
+
+
+def tabulate_kernels(rows: list[Row]) -> str:
+    columns = {"data set": "{data}", "Tanimoto": "{tanimoto:.3f}", "Dice": "{dice:.3f}"}
+    return write_table(columns | {"Dice − Tanimoto": format_spread("difference", ".4f")}, rows)
+
+
+def tabulate_odor(rows: list[Row]) -> str:
+    methods = group_rows(rows, lambda row: row["method"]).items()
+    table = [
+        {"method": name, "auroc": mean_and_sd(run["metrics"]["macro_auroc"] for run in runs), "folds": len(runs)}
+        for name, runs in methods
+    ]
+    table.append({"method": "OpenPOM (published, other folds)", "auroc": (odor.PUBLISHED, 0.0), "splits": 1})
+    return write_table({"method": "{method}", "macro AUROC": format_spread("auroc", ".3f"), "folds": "{folds}"}, table)
+
+
 FIELDS: dict[str, Callable[[Path], Fields]] = {
     "synthetic": describe_synthetic,
     "smi2mol": describe_smi2mol,
@@ -380,6 +476,7 @@ FIELDS: dict[str, Callable[[Path], Fields]] = {
     "label_ranking": describe_label_ranking,
     "strings": describe_strings,
     "vectors": describe_vectors,
+    "tabular": describe_tabular,
 }
 STUDIES = [
     synthetic.STUDY,
@@ -444,8 +541,9 @@ def main() -> None:
     draw_predictions(RESULTS / "smi2mol", DOCS / "figures" / "smi2mol-predictions.png")
     for study in STUDIES:
         study.draw(RESULTS / study.name, DOCS / "figures" / f"{study.name}.png")
-        page = render_page(study.name, RESULTS / study.name)
-        (DOCS / "results" / f"{study.name}.md").write_text(page, encoding="utf-8")
+    for name in FIELDS:
+        page = render_page(name, RESULTS / name)
+        (DOCS / "results" / f"{name}.md").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ REGRESSORS = [
     Case("sketched kernel ridge", KernelRidge(kernels.NGram((1, 2)), sketches.SubSample(12)), strings),
     Case("kernel ridge on graphs", KernelRidge(kernels.WeisfeilerLehman(2), sketches.Gaussian(9)), graphs),
     Case("kernel ridge of a table", KernelRidge(intercept=True), tables),
-    Case("kernel ridge of a sparse table", KernelRidge(), sparse_vectors),
+    Case("kernel ridge of a sparse table", KernelRidge(regularization=1e-3), sparse_vectors),
     Case("network on a table", Neural(networks.MLP((16,)), training=Training(epochs=3), reads="numbers"), tables),
     Case("forest", Forest(10), tables),
     Case("forest on a sparse table", Forest(10, min_split=4), sparse_counts),

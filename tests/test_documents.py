@@ -1,6 +1,7 @@
 """The code in the README and the docs runs, and their numbers are the ones in results/."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -45,12 +46,39 @@ def test_the_site_builds(tmp_path):
     assert "WeisfeilerLehman" in reference and "Parameters" in reference
 
 
-def test_pages_with_numbers_are_rendered_from_the_results():
+@pytest.fixture(scope="module")
+def render():
     spec = importlib.util.spec_from_file_location("render", ROOT / "docs" / "render.py")
-    render = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(render)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_with_numbers_are_rendered_from_the_results(render):
     for name in render.FIELDS:
         written = (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8")
         assert render.render_page(name, ROOT / "results" / name) == written, "run `make docs`"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert render.insert_overview(readme, render.render_overview(ROOT / "results")) == readme, "run `make docs`"
+
+
+def test_the_defaults_are_compared_where_all_folds_are_known(render, tmp_path):
+    def write(name: str, values: dict[str, float], folds: int = 5) -> None:
+        with (tmp_path / "defaults.jsonl").open("a") as file:
+            for method, value in values.items():
+                for fold in range(folds):
+                    row = {"dataset": name, "split": fold, "method": method, "hardware": "a computer"}
+                    metrics = {"f1" if name == "yeast" else "kendall_tau": value + fold / 100}
+                    print(json.dumps(row | {"metrics": metrics, "seconds": {"fit": 2 * value}}), file=file)
+
+    write("yeast", {"DSOKR(Tanimoto())": 0.5, "random forest, threshold": 0.4, "DSOKR(Dice())": 0.5018})
+    write("iris", {"DSOKR(Kemeny())": 0.9, "random forest": 0.8})
+    write("wine", {"DSOKR(Kemeny())": 0.8, "random forest": 0.8024})
+    write("glass", {"DSOKR(Kemeny())": 0.5, "random forest": 0.5201})
+    write("sushi", {"DSOKR(Kemeny())": 0.1, "random forest": 0.9}, folds=4)
+    fields = render.describe_tabular(tmp_path)
+    assert [fields[name] for name in ("first", "total", "near", "behind", "apart")] == [2, 4, 1, 0.021, 0.002]
+    assert "| yeast | **0.520** | 0.420 | 1.0 | 0.8 | 1.2 |" in fields["sets"]
+    assert "| wine | 0.820 | **0.822** |" in fields["rankings"] and "sushi" not in fields["rankings"]
+    assert "sushi" in fields["missing"] and "wine" not in fields["missing"]
+    assert "| yeast | 0.520 | 0.522 | 0.0018 ± 0.0000 |" in fields["kernels"]

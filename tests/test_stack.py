@@ -122,6 +122,12 @@ def test_fingerprints_are_picked_from_a_list():
     assert isinstance(model.decoder_, Candidates)
 
 
+def test_trees_of_scikit_learn_read_molecules():
+    smiles = ["C" * carbons + "O" * oxygens for carbons in range(1, 11) for oxygens in (0, 1)]
+    model = DSOKR(kernels.NGram(1), regressor=RandomForestRegressor(20, random_state=0), random_state=0)
+    assert model.fit(smiles, ["alkane", "alcohol"] * 10).predict(["CCCCCC", "CCCCCCO"]) == ["alkane", "alcohol"]
+
+
 def test_defaults_learn_label_sets_and_rankings():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 5))

@@ -84,8 +84,8 @@ class Column:
             parts = HashingVectorizer(n_features=WORDS, norm="l2", alternate_sign=False, **unit)
             return sp.csr_array(parts.transform(texts))
         counts = import_module("dsokr.chem").fingerprints(texts, radius=2).tocoo()
-        folded = sp.coo_array((counts.data, (counts.row, counts.col % BITS)), shape=(len(texts), BITS))
-        return folded.tocsr()
+        folded = counts.row.astype(np.int32), (counts.col % BITS).astype(np.int32)  # scikit-learn's trees read no int64
+        return sp.coo_array((counts.data, folded), shape=(len(texts), BITS)).tocsr()
 
 
 def is_missing(cell: Any) -> bool:
