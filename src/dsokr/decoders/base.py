@@ -14,7 +14,8 @@ from dsokr.basis import SketchedBasis
 from dsokr.decoders.scan import EmbeddedOutputs, Ranking
 from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Kernel, Normalized, NormalizedFeatures, Product, Scaled, Sum
-from dsokr.outputs import Form, Outputs, canonical, concatenate, count, distinct, take
+from dsokr.outputs import Form, Outputs, as_outputs, canonical, concatenate, count, distinct, positions, take
+from dsokr.regressors.base import Monitor
 from dsokr.rules import RULES, Rule, largest, score_pairs
 
 
@@ -107,6 +108,18 @@ class Candidates(Decoder):
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         best = known.top(z, 1, self.scoring_rule())
         return take(known.outputs, best.indices[:, 0]), best.scores[:, 0]
+
+
+def evaluate_decoder(
+    basis: SketchedBasis, known: EmbeddedOutputs, form: Form, monitor: Monitor, Y: Outputs, z: Tensor, decoder: Decoder
+) -> Tensor:  # (n,), or (1,)
+    """How good coordinates of inputs are with a decoder, by a regressor's monitor; Y are the true outputs."""
+    if monitor == "mrr":
+        return known.ranks(z, positions(Y, known.outputs), decoder.scoring_rule()).reciprocal()
+    predicted = decoder.decode(basis, z, known).outputs
+    if callable(monitor):
+        return torch.tensor([float(monitor(predicted, form.restore(Y)))], dtype=torch.float64)
+    return -basis.kernel.squared_distances(as_outputs(predicted), Y)
 
 
 def combine_anchors(basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, p) -> (n, r)

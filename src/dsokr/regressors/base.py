@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch import device as Device
 
+from dsokr.errors import InputError
 from dsokr.outputs import take
 
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, larger is better
@@ -52,6 +53,12 @@ class History:
     def __getitem__(self, name: str) -> list[float]:
         """One metric over the epochs: ``history["train_loss"]``."""
         return [row[name] for row in self.rows if name in row]
+
+    def summarize(self) -> dict[str, str]:
+        """The best epoch and its metrics, for the card of a model."""
+        kept = self.rows[self.best_epoch - 1] if self.rows else {}
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in kept.items() if name != "epoch")
+        return {"best epoch": f"{self.best_epoch} of {len(self.rows)}: {metrics}"} if self.rows else {}
 
 
 class Regressor(ABC):
@@ -110,6 +117,13 @@ class Fitted(ABC):
     def write_files(self, folder: Path) -> None:  # noqa: B027 # most need no files
         """Write what is not a tensor to an empty folder."""
 
+    def write_folder(self, folder: Path) -> None:
+        """Write what is not a tensor to a new folder, if there is anything."""
+        folder.mkdir()
+        self.write_files(folder)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
     def alternatives(self) -> tuple[Fitted, ...]:
         """The functions between which decoded outputs decide, if something is left open."""
         return (self,)
@@ -121,6 +135,15 @@ class Fitted(ABC):
     def report(self) -> list[dict[str, Any]]:
         """What was tried, a row each, for :meth:`dsokr.DSOKR.report`."""
         return []
+
+
+def hold_out(n: int, fraction: float, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Split n positions at random: those to train on, and a share of them to validate on, which may be none."""
+    held_out = round(fraction * n)
+    if held_out == n:
+        raise InputError(f"A validation fraction of {fraction} leaves none of the {held_out} pairs to train on.")
+    order = torch.randperm(n, generator=generator)
+    return order[held_out:], order[:held_out]
 
 
 def complement(fold: Tensor, n: int) -> Tensor:

@@ -182,11 +182,7 @@ class FittedStack(Fitted):
 
     def write_files(self, folder: Path) -> None:
         for member in self.members:
-            own = folder / str(member.number)
-            own.mkdir()
-            member.fitted.write_files(own)
-            if not any(own.iterdir()):
-                own.rmdir()
+            member.fitted.write_folder(folder / str(member.number))
 
     def report(self) -> list[dict[str, Any]]:
         return self.tried
