@@ -153,6 +153,30 @@ class DSOKR(MadeOfParts):
         self.missed_ = (targets.residuals.sum() / basis.diag(Y).sum()).item()
         return self
 
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> DSOKR:
+        """Learn from further pairs, where the regressor can; the first call is ``fit``.
+
+        The basis, the encoding of the inputs, the decoder and ``history_`` stay. A network is trained for one epoch on
+        the new pairs alone; a regressor of scikit-learn needs a ``partial_fit`` of its own. New outputs become
+        candidates, unless the decoder brings its own.
+        """
+        if not hasattr(self, "regressor_"):
+            return self.fit(X, y, sample_weight=sample_weight)
+        X, (Y, form) = self._check_inputs(X), self._read_outputs(y, "Y")
+        check_consistent_length(X, Y)
+        self.decoder_.check_outputs(Y, form)
+        targets = Targets(*self.basis_.embed_with_residual(Y), check_weights(sample_weight, Y))
+        parts: dict[str, Any] = self.parts_
+        known = self.known_.extended(*parts["decoder"].candidates(Y, form))
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self.n_pairs_
+        self.regressor_ = parts["regressor"].update(
+            self.regressor_, self.reader_.read(X), targets, seed=seed, device=resolve_device(self.device)
+        )
+        self.known_, self.n_pairs_ = known, self.n_pairs_ + count(Y)
+        missed = (targets.residuals.sum() / self.basis_.diag(Y).sum()).item()
+        self.missed_ += (missed - self.missed_) * count(Y) / self.n_pairs_
+        return self
+
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates in the basis."""
         check_is_fitted(self, "regressor_")

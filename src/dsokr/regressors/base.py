@@ -84,6 +84,10 @@ class Regressor(ABC):
     def restore(self, state: State, folder: Path, p: int, device: Device) -> Fitted:
         """Return what ``Fitted.state`` and ``write_files`` saved; the folder may not exist."""
 
+    def update(self, fitted: Any, X: Any, targets: Targets, *, seed: int, device: Device) -> Fitted:
+        """Learn from further inputs and targets; what was fitted before stays as it is."""
+        raise InputError(f"{type(self).__name__} cannot learn from further pairs: fit it anew, or use a network.")
+
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
     ) -> tuple[Fitted, Tensor]:  # (n, p)
