@@ -11,7 +11,7 @@ from torch import Tensor
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.errors import InputError, check_k
 from dsokr.estimator import DSOKR
-from dsokr.outputs import canonical, keys, take
+from dsokr.outputs import canonical, keys, take, with_index_of
 from dsokr.rules import largest, score, sort_keys
 
 Combine = Literal["mean rank", "mean score", "max score"]
@@ -82,7 +82,7 @@ class Ensemble:
     def predict(self, X: Any) -> Any:
         """The best of the known outputs, which must be the same for all members."""
         known = self.members[0].known_
-        return known.form.restore(take(known.outputs, self.rank(X, k=1).indices[:, 0]))
+        return with_index_of(X, known.form.restore(take(known.outputs, self.rank(X, k=1).indices[:, 0])))
 
     def _blocks(self, X: Any, candidates: Any) -> Iterator[Tensor]:
         """Combined scores, a few inputs at a time."""

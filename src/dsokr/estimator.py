@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from sklearn.base import BaseEstimator, clone
 from sklearn.utils import Tags, _safe_indexing, check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Generator, Tensor, nn
 
 from dsokr import decoders, kernels, losses, regressors, sketches
 from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.compute import resolve_device
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose_decoder
-from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_k
+from dsokr.errors import InputError, check_k
 from dsokr.kernels import Kernel
-from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, take
+from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, take, with_index_of
 from dsokr.regressors import Auto, Regressor, Targets, networks
 from dsokr.regressors.auto import as_regressor, fit_within, prepare_reading
-from dsokr.regressors.inputs import OF_INPUTS, Reader, check_inputs
+from dsokr.regressors.base import hold_out
+from dsokr.regressors.inputs import OF_INPUTS, Reader, check_inputs, check_weights
 from dsokr.regressors.stack import format_report
 from dsokr.rules import score
-from dsokr.saving import MadeOfParts, pack, read_model, read_part, unpack, write_model, write_part
+from dsokr.saving import MadeOfParts, explain_damage, pack, read_model, read_part, unpack, write_model, write_part
 from dsokr.selection import Judge, choose_sketch
 from dsokr.sketches import SketchSpec
 
@@ -107,9 +107,7 @@ class DSOKR(MadeOfParts):
         if isinstance(auto, Auto) and auto.budget is not None:
             return self._fit_within(auto, X, y, validation, sample_weight)
         X, Y, form = self._check_pairs(X, y)
-        weights = None if sample_weight is None else torch.as_tensor(_check_sample_weight(sample_weight, Y))
-        if weights is not None and weights.min() < 0:
-            raise InputError("sample_weight must not be negative.")
+        weights = check_weights(sample_weight, Y)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         generator, device = Generator().manual_seed(seed), resolve_device(self.device)
         decoder: Decoder = choose_decoder(self.kernel, Y, form) if self.decoder == "auto" else self.decoder
@@ -123,7 +121,7 @@ class DSOKR(MadeOfParts):
         sketch = choose_sketch(self.kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
         basis = sketch_basis(self.kernel, Y, sketch, generator=generator, device=device)
         basis = basis if self.dim is None else basis.rotated(Y, self.dim)
-        known = EmbeddedOutputs(basis, candidates, form=candidates_form)
+        known = EmbeddedOutputs(basis, candidates, form=form.matching(candidates_form, "candidates"))
 
         # 1.b Regression of the coordinates.
         targets = Targets(*basis.embed_with_residual(Y), weights)
@@ -132,7 +130,9 @@ class DSOKR(MadeOfParts):
         )
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
-        valid_form, choices = form if validation is None else canonical(validation[1])[1], decoder.alternatives()
+        valid_form, choices = form, decoder.alternatives()
+        if validation is not None:
+            valid_form = form.matching(canonical(validation[1])[1], "validation Y")
         judge = Judge(known, valid_form, regressor.monitor)
         fitted = regressor.fit(
             train[0],
@@ -166,6 +166,30 @@ class DSOKR(MadeOfParts):
         self.__dict__ |= {name: value for name, value in vars(model).items() if name.endswith("_")}
         return self
 
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> DSOKR:
+        """Learn from further pairs, where the regressor can; the first call is ``fit``.
+
+        The basis, the encoding of the inputs, the decoder and ``history_`` stay. A network is trained for one epoch on
+        the new pairs alone; a regressor of scikit-learn needs a ``partial_fit`` of its own. New outputs become
+        candidates, unless the decoder brings its own.
+        """
+        if not hasattr(self, "regressor_"):
+            return self.fit(X, y, sample_weight=sample_weight)
+        X, (Y, form) = self._check_inputs(X), self._read_outputs(y, "Y")
+        check_consistent_length(X, Y)
+        self.decoder_.check_outputs(Y, form)
+        targets = Targets(*self.basis_.embed_with_residual(Y), check_weights(sample_weight, Y))
+        parts: dict[str, Any] = self.parts_
+        known = self.known_.extended(*parts["decoder"].candidates(Y, form))
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1)) + self.n_pairs_
+        self.regressor_ = parts["regressor"].update(
+            self.regressor_, self.reader_.read(X), targets, seed=seed, device=resolve_device(self.device)
+        )
+        self.known_, self.n_pairs_ = known, self.n_pairs_ + count(Y)
+        missed = (targets.residuals.sum() / self.basis_.diag(Y).sum()).item()
+        self.missed_ += (missed - self.missed_) * count(Y) / self.n_pairs_
+        return self
+
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates in the basis."""
         check_is_fitted(self, "regressor_")
@@ -182,16 +206,16 @@ class DSOKR(MadeOfParts):
         return self._embed(candidates).top(z, k, self.decoder_.scoring_rule())
 
     def predict(self, X: Any) -> Any:
-        """One output per input, in the form in which ``fit`` got them (an array for a table, CSR for sparse rows)."""
+        """One output per input, in the form in which ``fit`` got them: an array, CSR for sparse rows, a data frame."""
         z = self.coefficients(X)
-        return self.decoder_.decode(self.basis_, z, self.known_).outputs
+        return with_index_of(X, self.decoder_.decode(self.basis_, z, self.known_).outputs)
 
     def score(self, X: Any, y: Any) -> float:
         """R² in feature space, 1 − Σ ‖ψ(ŷ) − ψ(y)‖² / Σ ‖ψ(y) − mean ψ‖².
 
         With the linear kernel it is scikit-learn's ``r2_score`` with ``multioutput="variance_weighted"``.
         """
-        predicted, Y, kernel = as_outputs(self.predict(X)), as_outputs(y), self.basis_.kernel
+        predicted, Y, kernel = as_outputs(self.predict(X)), self._read_outputs(y, "Y")[0], self.basis_.kernel
         unexplained, total = kernel.squared_distances(predicted, Y).sum().item(), kernel.variance(Y)
         return 1 - unexplained / total if total > 0 else float(unexplained <= 0)
 
@@ -235,20 +259,11 @@ class DSOKR(MadeOfParts):
         config["regressor"] = pack(self.regressor_.state(), "regressor", tensors)
 
         def write_files(draft: Path) -> None:
-            (draft / "network").mkdir()
-            self.regressor_.write_files(draft / "network")
-            if not any((draft / "network").iterdir()):
-                (draft / "network").rmdir()
+            self.regressor_.write_folder(draft / "network")
             write_further(draft)
 
-        facts = {"basis dimension p": basis.dim, "candidates": len(self.known_), **self._summarize_history()}
+        facts = {"basis dimension p": basis.dim, "candidates": len(self.known_), **self.history_.summarize()}
         write_model(Path(folder), config, tensors, facts, write_files)
-
-    def _summarize_history(self) -> dict[str, str]:
-        rows, best = self.history_.rows, self.history_.best_epoch
-        kept = rows[best - 1] if rows else {}
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in kept.items() if name != "epoch")
-        return {"best epoch": f"{best} of {len(rows)}: {metrics}"} if rows else {}
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto", **parts: Any) -> DSOKR:
@@ -261,17 +276,8 @@ class DSOKR(MadeOfParts):
         unknown = set(parts) - set(PARTS)
         if unknown:
             raise InputError(f"DSOKR.load takes {', '.join(PARTS)}. Got {sorted(unknown)[0]!r}.")
-        try:
+        with explain_damage(folder):
             return cls._restore(Path(folder), config, tensors, device, parts)
-        except DSOKRError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "state_dict" not in str(error):
-                raise  # out of memory, say
-            what = f"{type(error).__name__}: {error}"
-            raise ModelFolderError(
-                f"{folder} is damaged, or was given parts it was not saved with ({what})."
-            ) from error
 
     @classmethod
     def _restore(
@@ -355,16 +361,18 @@ class DSOKR(MadeOfParts):
             X_val, Y_val = self._check_inputs(validation[0]), as_outputs(validation[1], "validation Y")
             check_consistent_length(X_val, Y_val)
             return pairs, (self.reader_.read(X_val), Y_val)
-        n = count(pairs[1])
-        held_out = round(fraction * n)
-        if held_out == 0:
-            return pairs, None
-        if held_out == n:
-            raise InputError(f"A validation fraction of {fraction} leaves none of the {held_out} pairs to train on.")
-        order = torch.randperm(n, generator=generator)
-        train, valid = order[held_out:], order[:held_out]
         X, Y, targets = pairs
+        train, valid = hold_out(count(Y), fraction, generator)
+        if not len(valid):
+            return pairs, None
         return (take(X, train), take(Y, train), targets.take(train)), (take(X, valid), take(Y, valid))
 
     def _embed(self, candidates: Any) -> EmbeddedOutputs:
-        return self.known_ if candidates is None else EmbeddedOutputs(self.basis_, candidates, keep=False)
+        if candidates is None:
+            return self.known_
+        outputs, form = self._read_outputs(candidates, "candidates")
+        return EmbeddedOutputs(self.basis_, outputs, keep=False, form=form)
+
+    def _read_outputs(self, ys: Any, name: str) -> tuple[Outputs, Form]:
+        outputs, form = canonical(ys, name)
+        return outputs, self.known_.form.matching(form, name)

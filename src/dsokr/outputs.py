@@ -8,9 +8,12 @@ or a list of objects (graphs, strings, tuples of views). Everything behind :func
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import pairwise
+from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
@@ -68,6 +71,45 @@ class ViewBatch:
 
 
 @dataclass(frozen=True)
+class Frame:
+    """A data frame of pandas or polars, or a series: its library, and the names and types of its columns."""
+
+    library: str
+    names: tuple[str | int | None, ...]
+    dtypes: tuple[str, ...]
+    is_series: bool = False
+
+    @staticmethod
+    def of(columns: list[Any], is_series: bool) -> Frame | None:
+        """Describe columns; None if their names cannot be saved, such as those of several levels."""
+        labels, dtypes = [column.name for column in columns], tuple(str(column.dtype) for column in columns)
+        names = tuple(int(name) if isinstance(name, np.integer) else name for name in labels)
+        library = "polars" if type(columns[0]).__module__.startswith("polars") else "pandas"
+        are_plain = all(isinstance(name, str | int | None) for name in names)
+        return Frame(library, names, dtypes, is_series) if are_plain else None
+
+    @staticmethod
+    def from_json(fields: dict[str, Any] | None) -> Frame | None:
+        return Frame(**fields | {name: tuple(fields[name]) for name in ("names", "dtypes")}) if fields else None
+
+    def wrap(self, rows: np.ndarray) -> Any:  # (n,) or (n, d)
+        """Return rows as such a frame or series."""
+        library: Any = import_module(self.library)
+        columns = []
+        for name, dtype, cells in zip(self.names, self.dtypes, rows.reshape(len(rows), len(self.names)).T, strict=True):
+            if "int" in dtype.lower() and cells.dtype.kind == "f":
+                cells = cells.round()  # a decoder of real vectors knows nothing of whole numbers
+            if self.library == "pandas":
+                columns.append(library.Series(cells, name=name).astype(dtype))
+            else:
+                kind = getattr(library, dtype, None)  # None: a type with parameters, such as an enumeration
+                columns.append(library.Series(name, cells.tolist(), dtype=kind, strict=False))
+        if self.is_series:
+            return columns[0]
+        return library.concat(columns, axis=1) if self.library == "pandas" else library.DataFrame(columns)
+
+
+@dataclass(frozen=True)
 class Form:
     """How a collection of outputs was given. Plain data, saved with a model."""
 
@@ -75,13 +117,24 @@ class Form:
     dtype: str = ""  # of the numbers, or of the array of objects
     shape: tuple[int, ...] = ()  # of one output
     item: str = ""  # type of a row in a list of rows; "matrix" for a scipy.sparse matrix rather than array
+    frame: Frame | None = None  # around an array
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Form:
-        return Form(**fields | {"shape": tuple(fields["shape"])})
+        frame = Frame.from_json(fields.get("frame"))
+        return Form(**fields | {"shape": tuple(fields["shape"]), "frame": frame})
+
+    def matching(self, other: Form, name: str) -> Form:
+        """Return the form of further outputs; raise an ``InputError`` if they are a frame with other columns."""
+        if self.frame and other.frame and not self.frame.is_series and self.frame.names != other.frame.names:
+            expected, got = (", ".join(map(str, frame.names)) for frame in (self.frame, other.frame))
+            raise InputError(f"{name} must have the columns that fit got, in their order: {expected}. Got {got}.")
+        return other
 
     def restore(self, outputs: Outputs) -> Any:
         """Return canonical outputs in this form."""
+        if self.frame is not None:
+            return self.frame.wrap(replace(self, frame=None).restore(outputs))
         if self.kind == "tensor":
             return outputs.to(getattr(torch, self.dtype)).reshape(-1, *self.shape)
         if self.kind in ("array", "rows"):
@@ -115,6 +168,10 @@ def canonical(ys: Any, name: str = "Y") -> tuple[Outputs, Form]:
             outputs = outputs.copy()
             outputs.sum_duplicates()
         form = Form("sparse", str(ys.dtype), (ys.shape[1],), "matrix" if isinstance(ys, sp.spmatrix) else "")
+    elif (columns := list_columns(ys)) is not None:
+        is_series = len(ys.shape) == 1
+        outputs, form = _from_sequence(_join_columns(columns, is_series, name), name)
+        form = replace(form, frame=Frame.of(columns, is_series))
     else:
         outputs, form = _from_sequence(ys, name)
     if not count(outputs):
@@ -126,6 +183,48 @@ def canonical(ys: Any, name: str = "Y") -> tuple[Outputs, Form]:
 def as_outputs(ys: Any, name: str = "Y") -> Outputs:
     """Return the canonical form of a collection of outputs."""
     return canonical(ys, name)[0]
+
+
+def list_columns(frame: Any) -> list[Any] | None:
+    """Return the columns of a data frame of pandas or polars, or a series alone; None for anything else."""
+    for name in ("pandas", "polars"):
+        library: Any = sys.modules.get(name)  # not imported: no object is one of its frames
+        if library is not None and isinstance(frame, library.Series):
+            return [frame]
+        if library is not None and isinstance(frame, library.DataFrame):
+            return frame.get_columns() if name == "polars" else [column for _, column in frame.items()]
+    return None
+
+
+def is_missing(cell: Any) -> bool:
+    return cell is None or (not isinstance(cell, str) and str(cell) in ("nan", "<NA>", "NaT"))
+
+
+def read_numbers(column: Any) -> np.ndarray | None:  # (n,)
+    """Return a column as numbers, with NaN where one is missing; None if it holds anything else."""
+    cells = np.asarray(column)
+    if cells.dtype == object:
+        if not all(issubclass(kind, NUMBERS | NoneType) or kind.__name__ == "NAType" for kind in set(map(type, cells))):
+            return None
+        cells = np.array([np.nan if is_missing(cell) else cell for cell in cells])
+    return cells if cells.dtype.kind in "fiub" else None
+
+
+def _join_columns(columns: list[Any], is_series: bool, name: str) -> np.ndarray:  # (n,) or (n, d)
+    """Return columns of numbers as a table, or the cells of a single column of anything else."""
+    if not columns:
+        raise InputError(f"{name} has no columns.")
+    numbers = [read_numbers(column) for column in columns]
+    others = [column for column, read in zip(columns, numbers, strict=True) if read is None]
+    if not others:
+        return numbers[0] if is_series else np.stack(numbers, axis=1)  # type: ignore[arg-type,return-value] # no None
+    if len(columns) > 1:
+        got = f"{others[0].dtype} in {others[0].name!r}"
+        raise InputError(f"{name} must have columns of numbers, or a single column. Got {got}.")
+    missing = [row for row, cell in enumerate(columns[0]) if is_missing(cell)]
+    if missing:
+        raise InputError(f"{name} must not have missing values. Got one in row {missing[0]}.")
+    return np.asarray(columns[0], dtype=object)
 
 
 def _from_sequence(ys: Any, name: str) -> tuple[Outputs, Form]:
@@ -178,6 +277,14 @@ def _check_finite(outputs: Outputs, name: str) -> None:
         bad = torch.as_tensor((0 * outputs).sum(1)).isnan().nonzero()  # 0 · inf is NaN
         if len(bad):
             raise InputError(f"{name} must be finite. Got NaN or inf in row {int(bad[0])}.")
+
+
+def with_index_of(X: Any, outputs: Any) -> Any:
+    """Return outputs with the index of the inputs, if both are of pandas."""
+    pandas: Any = sys.modules.get("pandas")
+    if pandas is not None and all(isinstance(part, pandas.DataFrame | pandas.Series) for part in (X, outputs)):
+        return outputs.set_axis(X.index)
+    return outputs
 
 
 def count(ys: Any) -> int:

@@ -8,8 +8,8 @@ package can be named in one, with literals and each other as arguments.
 import ast
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -22,7 +22,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from dsokr import __version__
-from dsokr.errors import InputError, ModelFolderError
+from dsokr.errors import DSOKRError, InputError, ModelFolderError
 from dsokr.files import checksum, replace_folder, write_json
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.outputs import Form, ViewBatch, canonical
@@ -267,6 +267,20 @@ def unpack(packed: Any, name: str, tensors: Tensors) -> Any:
             return list(zip(*restored, strict=True))
         case _:
             return json.loads(parts["text"].tobytes())
+
+
+@contextmanager
+def explain_damage(folder: str | Path) -> Iterator[None]:
+    """Within a block that restores a model, turn errors about its contents into a sentence about its folder."""
+    try:
+        yield
+    except DSOKRError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "state_dict" not in str(error):
+            raise  # out of memory, say
+        what = f"{type(error).__name__}: {error}"
+        raise ModelFolderError(f"{folder} is damaged, or was given parts it was not saved with ({what}).") from error
 
 
 def write_model(

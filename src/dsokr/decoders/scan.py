@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dsokr.basis import BLOCK, SketchedBasis
 from dsokr.errors import InputError, check_k
 from dsokr.metrics.scores import check_truth
-from dsokr.outputs import Form, blocks, canonical, count, take
+from dsokr.outputs import Form, Outputs, blocks, canonical, concatenate, count, distinct, take
 from dsokr.rules import SAMPLE, TINY, Rule, Ties, affine, check_rule, constant, score, score_pairs
 
 QUERIES = 1024  # rows of coordinates scored at once against a block of candidates
@@ -165,6 +165,23 @@ class EmbeddedOutputs:
         """The outputs at some positions, with their coordinates if these are kept."""
         kept = tuple(part[at] for part in self.coordinates()) if self.keep else None
         return EmbeddedOutputs(self.basis, take(self.outputs, at), self.keep, cast(Any, kept), self.form)
+
+    def extended(self, outputs: Outputs, form: Form) -> EmbeddedOutputs:
+        """These outputs and, of further canonical ones, those that are not among them, each once."""
+        is_other = type(outputs) is not type(self.outputs)
+        if is_other or ("float" in form.dtype and "float" not in self.form.dtype):
+            expected, got = (" of ".join(filter(None, (f.kind, f.dtype))) for f in (self.form, form))
+            raise InputError(f"Further outputs must come as the first ones did, as {expected}. Got {got}.")
+        both, n = concatenate(self.outputs, outputs), len(self)
+        first = distinct(both)
+        new = take(both, first[first >= n])
+        if not count(new):
+            return self
+        coordinates = self._coordinates
+        if coordinates is not None:
+            psi, diag = coordinates
+            coordinates = torch.cat([psi, self.basis.embed(new)]), torch.cat([diag, self.basis.diag(new)])
+        return EmbeddedOutputs(self.basis, concatenate(self.outputs, new), self.keep, coordinates, self.form)
 
     def coordinates(self) -> tuple[Tensor, Tensor]:  # (c, p), (c,)
         """ψ̃(y) and k(y, y) of all outputs."""

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch import device as Device
 
+from dsokr.errors import InputError
 from dsokr.outputs import take
 
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, larger is better
@@ -53,6 +54,12 @@ class History:
         """One metric over the epochs: ``history["train_loss"]``."""
         return [row[name] for row in self.rows if name in row]
 
+    def summarize(self) -> dict[str, str]:
+        """The best epoch and its metrics, for the card of a model."""
+        kept = self.rows[self.best_epoch - 1] if self.rows else {}
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in kept.items() if name != "epoch")
+        return {"best epoch": f"{self.best_epoch} of {len(self.rows)}: {metrics}"} if self.rows else {}
+
 
 class Regressor(ABC):
     """Specifies how to learn x -> coordinates. Frozen; :meth:`fit` returns the learned function.
@@ -76,6 +83,10 @@ class Regressor(ABC):
     @abstractmethod
     def restore(self, state: State, folder: Path, p: int, device: Device) -> Fitted:
         """Return what ``Fitted.state`` and ``write_files`` saved; the folder may not exist."""
+
+    def update(self, fitted: Any, X: Any, targets: Targets, *, seed: int, device: Device) -> Fitted:
+        """Learn from further inputs and targets; what was fitted before stays as it is."""
+        raise InputError(f"{type(self).__name__} cannot learn from further pairs: fit it anew, or use a network.")
 
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
@@ -110,6 +121,13 @@ class Fitted(ABC):
     def write_files(self, folder: Path) -> None:  # noqa: B027 # most need no files
         """Write what is not a tensor to an empty folder."""
 
+    def write_folder(self, folder: Path) -> None:
+        """Write what is not a tensor to a new folder, if there is anything."""
+        folder.mkdir()
+        self.write_files(folder)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
     def alternatives(self) -> tuple[Fitted, ...]:
         """The functions between which decoded outputs decide, if something is left open."""
         return (self,)
@@ -121,6 +139,15 @@ class Fitted(ABC):
     def report(self) -> list[dict[str, Any]]:
         """What was tried, a row each, for :meth:`dsokr.DSOKR.report`."""
         return []
+
+
+def hold_out(n: int, fraction: float, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Split n positions at random: those to train on, and a share of them to validate on, which may be none."""
+    held_out = round(fraction * n)
+    if held_out == n:
+        raise InputError(f"A validation fraction of {fraction} leaves none of the {held_out} pairs to train on.")
+    order = torch.randperm(n, generator=generator)
+    return order[held_out:], order[:held_out]
 
 
 def complement(fold: Tensor, n: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import date, time, timedelta
 from importlib import import_module
 from typing import Any, Literal, cast
 
@@ -12,17 +13,18 @@ import scipy.sparse as sp
 import torch
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.preprocessing import normalize
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import _check_sample_weight, check_array, validate_data
 from torch import Tensor
 
 from dsokr.errors import DSOKRError, InputError, MissingExtraError
-from dsokr.outputs import count, take
+from dsokr.outputs import count, is_missing, list_columns, read_numbers, take
 from dsokr.regressors.base import Reads
 
 Numbers = Any  # a float64 array (n, d), with NaN where a value is missing, or a CSR matrix
 Kind = Literal["number", "category", "smiles", "string", "text"]
 
 OF_INPUTS = ("n_features_in_", "feature_names_in_")  # what scikit-learn records of the columns of X
+TIMES = date | time | timedelta | np.datetime64 | np.timedelta64
 SAMPLE, MOST = 200, 0.95  # cells that a guess looks at, and the share of them that must fit
 CATEGORIES = 50  # different texts in a column, at most, that are categories
 BITS, WORDS = 2048, 4096  # columns that fingerprints and words are hashed to
@@ -86,10 +88,6 @@ class Column:
         counts = import_module("dsokr.chem").fingerprints(texts, radius=2).tocoo()
         folded = counts.row.astype(np.int32), (counts.col % BITS).astype(np.int32)  # scikit-learn's trees read no int64
         return sp.coo_array((counts.data, folded), shape=(len(texts), BITS)).tocsr()
-
-
-def is_missing(cell: Any) -> bool:
-    return cell is None or (not isinstance(cell, str) and str(cell) in ("nan", "<NA>", "NaT"))
 
 
 def are_strings(texts: list[str]) -> bool:
@@ -213,8 +211,29 @@ def is_raw(X: Any) -> bool:
     return len({len(x) for x in X if isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.ndim)}) > 1
 
 
+def read_cells(columns: list[Any]) -> np.ndarray:  # (n, d)
+    """Return the cells of a data frame: numbers, with NaN where one is missing, or objects if there are others."""
+    parts = [_read_column(column) for column in columns]
+    if not parts:
+        raise InputError("X has no columns.")
+    return np.stack(parts, axis=1)
+
+
+def _read_column(column: Any) -> np.ndarray:  # (n,)
+    """Return a column as numbers or as objects; numbers that are marked as categories are texts."""
+    if str(column.dtype) == "category":
+        return np.array([None if is_missing(cell) else str(cell) for cell in column], dtype=object)
+    numbers = read_numbers(column)
+    if numbers is not None:
+        return numbers
+    cells = np.asarray(column, dtype=object)
+    if any(issubclass(kind, TIMES) for kind in set(map(type, cells))):
+        raise InputError(f"Column {column.name!r} of X holds dates or times: turn them into numbers, such as days.")
+    return cells
+
+
 def check_inputs(estimator: Any, X: Any, *, reset: bool, allow_missing: bool) -> Any:
-    """Arrays are checked as scikit-learn does, tensors for NaN; other collections are passed on as they are."""
+    """Arrays and data frames are checked as scikit-learn does, tensors for NaN; others are passed on as they are."""
     if reset:
         for name in OF_INPUTS:
             vars(estimator).pop(name, None)
@@ -222,6 +241,15 @@ def check_inputs(estimator: Any, X: Any, *, reset: bool, allow_missing: bool) ->
         if X.is_floating_point() and not torch.isfinite(X).all():
             raise InputError("X must be finite. Got NaN or inf.")
         return validate_data(estimator, X, reset=reset, skip_check_array=True) if X.ndim > 1 else X
+    finite: Any = "allow-nan" if allow_missing else True
+    columns = list_columns(X)
+    if columns is not None and len(X.shape) == 2:
+        validate_data(estimator, X, reset=reset, skip_check_array=True)  # the names of the columns
+        cells = read_cells(columns)
+        if cells.dtype == object:
+            return cells
+        return check_array(cells, dtype="numeric", ensure_all_finite=finite, estimator=estimator, input_name="X")
+    X = X if columns is None else np.asarray(X)  # a series is a list of texts, say
     if is_raw(X):
         if not count(X):
             raise InputError("X is empty: at least one input is needed.")
@@ -230,5 +258,14 @@ def check_inputs(estimator: Any, X: Any, *, reset: bool, allow_missing: bool) ->
     if cells.dtype.kind == "O" and cells.ndim == 2:  # columns of any cells
         validate_data(estimator, X, reset=reset, skip_check_array=True)
         return cells
-    finite = "allow-nan" if allow_missing else True
     return validate_data(estimator, X, reset=reset, allow_nd=True, dtype="numeric", ensure_all_finite=finite)
+
+
+def check_weights(sample_weight: Any, Y: Any) -> Tensor | None:  # (n,)
+    """Return how much each pair counts: a number that is not negative, or None if all count the same."""
+    if sample_weight is None:
+        return None
+    weights = torch.as_tensor(_check_sample_weight(sample_weight, Y))
+    if weights.min() < 0:
+        raise InputError("sample_weight must not be negative.")
+    return weights

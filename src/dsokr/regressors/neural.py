@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,9 +81,7 @@ class Neural(Regressor):
     def fit(
         self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
     ) -> FittedNetwork:
-        loss, p = as_loss(self.loss), targets.coordinates.shape[1]
-        if targets.weights is not None and not isinstance(loss, Loss):
-            raise InputError(f"{type(loss).__name__} takes no sample weights.")
+        loss, p = self._choose_loss(targets), targets.coordinates.shape[1]
         scaler = Scaler.of(X, targets.weighted()) if self.reads == "numbers" else None
         network = build_network(self.network, p, _scale(X, scaler), seed)
         _warn_if_narrow(network, p)
@@ -95,6 +94,17 @@ class Neural(Regressor):
             scaled.scale_to(pairs.tensors[1])
         history = train(scaled, pairs, held_out, loss, self.training, seed=seed, device=device, score=score)
         return FittedNetwork(scaled, history, scaler)
+
+    def update(self, fitted: FittedNetwork, X: Any, targets: Targets, *, seed: int, device: Device) -> FittedNetwork:
+        """One epoch over further pairs, from the current weights, at the full learning rate.
+
+        The scales of inputs and targets stay, and the optimizer starts anew.
+        """
+        network, loss = copy.deepcopy(fitted.network).train(), self._choose_loss(targets)
+        training = replace(self.training, epochs=1, schedule="constant", warmup_steps=0, folder=None)
+        pairs = self._make_pairs(network, _scale(X, fitted.scaler), targets, device)
+        train(network, pairs, None, loss, training, seed=seed, device=device)
+        return FittedNetwork(network, fitted.history, fitted.scaler)
 
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
@@ -119,6 +129,12 @@ class Neural(Regressor):
         network.load_state_dict(state["weights"])
         scaler = None if state["scaler"] is None else Scaler(**state["scaler"])
         return FittedNetwork(network.to(device).eval(), History(), scaler)
+
+    def _choose_loss(self, targets: Targets) -> Objective:
+        loss = as_loss(self.loss)
+        if targets.weights is not None and not isinstance(loss, Loss):
+            raise InputError(f"{type(loss).__name__} takes no sample weights.")
+        return loss
 
     def _make_pairs(self, network: nn.Module, X: Any, targets: Targets, device: Device) -> TensorDataset:
         where = device if self.training.keep_data_on_device else torch.device("cpu")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,6 @@ from sklearn.base import clone, is_regressor
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.utils import get_tags
-from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
 from dsokr.errors import InputError, ModelFolderError, check_fields, import_extra
@@ -61,6 +63,17 @@ class Scikit(Regressor):
     ) -> FittedScikit:
         return _fit(clone(self.estimator), self.directions, X, targets, seed, device)
 
+    def update(self, fitted: FittedScikit, X: Any, targets: Targets, *, seed: int, device: Device) -> FittedScikit:
+        """Call ``partial_fit`` of a copy, if there is one; the mean and the directions stay."""
+        estimator, goals = copy.deepcopy(fitted.estimator), targets.coordinates - fitted.mean
+        if not hasattr(estimator, "partial_fit"):
+            name = type(getattr(estimator, "estimator", estimator)).__name__
+            raise InputError(f"{name} has no partial_fit, so that it cannot learn from further pairs: fit it anew.")
+        if fitted.directions is not None:
+            goals = goals @ fitted.directions
+        _teach(estimator, estimator.partial_fit, X, goals, targets.weights)
+        return replace(fitted, estimator=estimator)
+
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedScikit:
         return _restore(state, folder, device)
 
@@ -101,14 +114,19 @@ def _fit(estimator: Any, directions: int, X: Any, targets: Targets, seed: int, d
     if not get_tags(estimator).target_tags.multi_output:
         turn = leading_directions(targets, directions)
         estimator, goals = MultiOutputRegressor(estimator), goals @ turn
-    arguments: dict[str, Any] = {}
-    if targets.weights is not None:
-        if not has_fit_parameter(estimator, "sample_weight"):
-            raise InputError(f"{type(estimator).__name__} takes no sample weights.")
-        arguments["sample_weight"] = targets.weights.cpu().numpy()
-    is_single = goals.shape[1] == 1 and turn is None
-    estimator.fit(_suit(X, estimator), (goals[:, 0] if is_single else goals).cpu().numpy(), **arguments)
+    _teach(estimator, estimator.fit, X, goals, targets.weights)
     return FittedScikit(estimator, mean.to(device), None if turn is None else turn.to(device))
+
+
+def _teach(estimator: Any, method: Callable[..., Any], X: Any, goals: Tensor, weights: Tensor | None) -> None:
+    """Call ``fit`` or ``partial_fit`` of an estimator."""
+    arguments: dict[str, Any] = {}
+    if weights is not None:
+        if "sample_weight" not in signature(method).parameters:
+            raise InputError(f"{type(estimator).__name__} takes no sample weights.")
+        arguments["sample_weight"] = weights.cpu().numpy()
+    is_single = goals.shape[1] == 1 and not isinstance(estimator, MultiOutputRegressor)
+    method(_suit(X, estimator), (goals[:, 0] if is_single else goals).cpu().numpy(), **arguments)
 
 
 def _restore(state: State, folder: Path, device: Device) -> FittedScikit:

@@ -91,6 +91,18 @@ class Stack(Regressor):
             return torch.full((len(predictions),), 1 / len(predictions), dtype=torch.float64)
         return solve_weights(predictions, truth)
 
+    def update(self, fitted: FittedStack, X: Any, targets: Targets, *, seed: int, device: Device) -> FittedStack:
+        """Update every member that counts, if all can learn from further pairs; the weights stay."""
+        kept = tuple(
+            member._replace(
+                fitted=self.members[member.number].update(
+                    member.fitted, _read(X, member.reads), targets, seed=seed + member.number, device=device
+                )
+            )
+            for member in fitted.members
+        )
+        return replace(fitted, members=kept, held_out=None)
+
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedStack:
         kept = []
         for number, saved in state["members"].items():
@@ -187,11 +199,7 @@ class FittedStack(Fitted):
 
     def write_files(self, folder: Path) -> None:
         for member in self.members:
-            own = folder / str(member.number)
-            own.mkdir()
-            member.fitted.write_files(own)
-            if not any(own.iterdir()):
-                own.rmdir()
+            member.fitted.write_folder(folder / str(member.number))
 
     def report(self) -> list[dict[str, Any]]:
         return self.tried

@@ -75,7 +75,11 @@ def prepare_inputs(network: nn.Module, xs: Any) -> Tensor:
     dtype = next((weight.dtype for weight in network.parameters() if weight.is_floating_point()), torch.float32)
     if isinstance(xs, Tensor):
         return xs.detach().to(dtype) if xs.is_floating_point() else xs  # integers may be token ids
-    return torch.from_numpy(np.array(xs, np.float64 if dtype == torch.float64 else np.float32, order="C")).to(dtype)
+    try:
+        rows = np.array(xs, np.float64 if dtype == torch.float64 else np.float32, order="C")
+    except ValueError as error:  # a text among the cells
+        raise InputError(f"The network reads numbers ({error}): use Neural(network, reads='numbers').") from error
+    return torch.from_numpy(rows).to(dtype)
 
 
 def build_network(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Module:
