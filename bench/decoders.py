@@ -3,14 +3,15 @@
     python bench/decoders.py            # or: python bench/decoders.py --only kemeny
 
 Every step doubles the number d of labels, items, letters or coordinates; exact Kemeny aggregation adds one item, which
-doubles the number of subsets. The ratio of times is printed beside the ratio of the costs documented in
-docs/decoders.md; times that grow more slowly are still dominated by constant parts. Coordinates are noise, the hardest
-case: rankings have long cycles. Compilation is not counted.
+doubles the number of subsets, and scoring all label sets one label. The ratio of times is printed beside the ratio of
+the costs documented in docs/decoders.md; times that grow more slowly are still dominated by constant parts. Coordinates
+are noise, the hardest case: rankings have long cycles. Compilation is not counted.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from math import factorial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from dsokr.decoders import Decoder, EmbeddedOutputs
 from dsokr.kernels import Kernel
 
 SEEN, ANCHORS = 1000, 200
+MANY = 500  # anchors where all sets are scored
 LETTERS = 8  # of the alphabet
 ROWS = 200
 
@@ -35,11 +37,30 @@ class Case(NamedTuple):
     sizes: tuple[int, ...]
     growth: Callable[[int], float]  # the documented cost of a size, up to a factor
     rows: int = ROWS
+    anchors: int = ANCHORS
+    call: Callable[..., Any] = Decoder.decode  # of the decoder, a basis, coordinates and known outputs
+
+
+def find_ten(decoder: Decoder, *given: Any) -> Any:
+    return decoder.best(*given, k=10)
+
+
+def count_above_zero(decoder: Decoder, *given: Any) -> Any:
+    return decoder.count(*given, threshold=0.0)
 
 
 def label_sets(d: int) -> np.ndarray:  # (SEEN, d)
     """About four labels each, whatever d is."""
     return (np.random.default_rng(d).random((SEEN, d)) < 4 / d).astype(np.int64)
+
+
+def many_sets(d: int) -> np.ndarray:  # (SEEN, d)
+    """Distinct sets, as far as there are as many."""
+    return np.random.default_rng(d).permutation(2**d)[:SEEN, None] >> np.arange(d) & 1
+
+
+def two_to(d: int) -> float:
+    return 2.0**d
 
 
 def rankings(d: int) -> np.ndarray:  # (SEEN, d)
@@ -62,12 +83,73 @@ def sets_cost(d: int) -> float:
 
 
 D = (20, 40, 80, 160, 320)
+E = (10, 11, 12, 13, 14)
+L = (16, 17, 18, 19, 20)
 K = (5, 10, 20, 40, 80)
 V = (128, 256, 512, 1024, 2048)
 CASES = [
     Case("label sets, Tanimoto", decoders.LabelSet(), kernels.Tanimoto(), label_sets, D, sets_cost),
     Case("label sets, Gaussian", decoders.LabelSet(), kernels.Gaussian(0.2), label_sets, D, sets_cost),
     Case("label sets, linear", decoders.LabelSet(), kernels.Linear(), label_sets, D, sets_cost),
+    *(
+        Case("label sets, all scored", decoders.LabelSet(), kernels.Tanimoto(), many_sets, E, two_to, rows, MANY)
+        for rows in (1, ROWS)
+    ),
+    *(
+        Case(f"label sets, {name}", decoders.LabelSet(), kernels.Tanimoto(), many_sets, L, two_to, rows, MANY, call)
+        for name, call in (("ten best", find_ten), ("count", count_above_zero))
+        for rows in (1, 50)
+    ),
+    Case(
+        "rankings, Hamming, ten best",
+        decoders.HammingRanking(),
+        kernels.Hamming(),
+        rankings,
+        (10, 20, 40),
+        lambda d: d**4,
+        20,
+        call=find_ten,
+    ),
+    Case(
+        "rankings, Lehmer, ten best",
+        decoders.Lehmer(),
+        kernels.Lehmer(),
+        rankings,
+        (10, 20, 40),
+        lambda d: d**3,
+        20,
+        call=find_ten,
+    ),
+    Case(
+        "rankings, Kemeny, ten best of all",
+        decoders.Kemeny(),
+        kernels.Kemeny(),
+        rankings,
+        (7, 8),
+        factorial,
+        ROWS,
+        call=find_ten,
+    ),
+    Case(
+        "rankings, Kemeny, count",
+        decoders.Kemeny(),
+        kernels.Kemeny(),
+        rankings,
+        (7, 8),
+        factorial,
+        ROWS,
+        call=count_above_zero,
+    ),
+    Case(
+        "rankings, Kemeny, ten best by moves",
+        decoders.Kemeny(1),
+        kernels.Kemeny(),
+        rankings,
+        (10, 20, 40),
+        lambda d: d**3,
+        20,
+        call=find_ten,
+    ),
     Case("rankings, Hamming", decoders.HammingRanking(), kernels.Hamming(), rankings, K, lambda d: d**3),
     Case("rankings, Lehmer", decoders.Lehmer(), kernels.Lehmer(), rankings, K, lambda d: d**2),
     Case("rankings, Kemeny by moves", decoders.Kemeny(1), kernels.Kemeny(), rankings, K, lambda d: d**3),
@@ -97,21 +179,21 @@ def seconds_per_row(case: Case, size: int, runs: int) -> float:
     """The shortest of several wall-clock times; the candidates are embedded before."""
     generator = torch.Generator().manual_seed(size)
     ys = case.outputs(size)
-    basis = sketch_basis(case.kernel, ys, sketches.SubSample(ANCHORS), generator=generator)
+    basis = sketch_basis(case.kernel, ys, sketches.SubSample(case.anchors), generator=generator)
     known = EmbeddedOutputs(basis, ys)
     z = torch.randn(case.rows, basis.dim, generator=generator, dtype=torch.float64)
     z *= (basis.diag(ys).mean() / basis.dim).sqrt()
-    case.decoder.decode(basis, z[:1], known)
+    case.call(case.decoder, basis, z[:1], known)
     seconds = []
     for _ in range(runs):
         start = time.perf_counter()
-        case.decoder.decode(basis, z, known)
+        case.call(case.decoder, basis, z, known)
         seconds.append(time.perf_counter() - start)
     return min(seconds) / case.rows
 
 
 def report(case: Case, runs: int) -> None:
-    print(f"{case.name}, {case.rows} rows")
+    print(f"{case.name}, {case.rows} rows, {case.anchors} anchors")
     before, smaller = None, 0
     for size in case.sizes:
         taken = seconds_per_row(case, size, runs)
@@ -127,7 +209,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="only the cases with this in their name")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    print(f"anchors: {ANCHORS}, candidates: {SEEN}, threads: {torch.get_num_threads()}, runs: {options.runs}")
+    print(f"candidates: {SEEN}, threads: {torch.get_num_threads()}, runs: {options.runs}")
     for case in CASES:
         if options.only.lower() in case.name.lower():
             report(case, options.runs)

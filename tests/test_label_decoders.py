@@ -52,9 +52,11 @@ def make_problem(kernel: kernels.Kernel, d: int, sketch=SKETCHES[0], form=np.asa
     return basis, predict(basis, seen), EmbeddedOutputs(basis, form(seen[:known]))
 
 
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "local search"])
 @pytest.mark.parametrize("sketch", SKETCHES, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
-def test_finds_the_best_of_all_sets_where_candidates_do_not(kernel, sketch):
+def test_finds_the_best_of_all_sets_where_candidates_do_not(kernel, sketch, exact, monkeypatch):
+    monkeypatch.setattr("dsokr.decoders.labels.EXACT", 10 if exact else 0)
     found, listed, rows = 0, 0, 0
     for d in (1, 3, 6, 10):
         basis, z, known = make_problem(kernel, d, sketch)
@@ -68,12 +70,13 @@ def test_finds_the_best_of_all_sets_where_candidates_do_not(kernel, sketch):
         listed += int((candidates > best - 1e-6).sum())
         rows += len(z)
     assert listed < 0.9 * rows  # or else there was nothing to search for
-    assert found >= 0.99 * rows
+    assert found == rows if exact else found >= 0.99 * rows
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize("kernel", [kernels.Linear(), 3.0 * kernels.Linear()], ids=str)
-def test_linear_is_exact_for_any_coordinates(kernel, scale, generator):
+def test_linear_is_exact_for_any_coordinates(kernel, scale, generator, monkeypatch):
+    monkeypatch.setattr("dsokr.decoders.labels.EXACT", 0)
     basis, _, known = make_problem(kernel, 10)
     z = scale * torch.randn(200, basis.dim, generator=generator, dtype=torch.float64)
     expected = basis.score(z, every_set(10)).max(dim=1).values
@@ -106,6 +109,7 @@ def test_flips_improve_on_the_candidates_among_many_labels():
 
 def test_a_label_is_exchanged_where_no_flip_helps(monkeypatch):
     """From {0} both flips lead down, to the empty set and to {0, 1}, and {1} lies behind them."""
+    monkeypatch.setattr("dsokr.decoders.labels.EXACT", 0)
     monkeypatch.setattr("dsokr.decoders.labels._simple_starts", lambda _, c: np.empty((len(c), 0, 2), np.uint8))
     sets = np.eye(2, dtype=np.int64)
     basis = sketch_basis(kernels.Gaussian(2.0), sets, sketches.Full(), generator=torch.Generator())

@@ -58,6 +58,18 @@ def test_finds_the_best_of_all_strings(kernel, sketch):
     assert (best > best_known + 0.01).double().mean() > 0.3  # looking beyond the known strings was needed
 
 
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_several_are_mostly_the_best_of_all_strings(kernel):
+    """Strings with the same n-grams are found once, so that scores are compared."""
+    basis = make_basis(kernel, SHORT, sketches.SubSample(15))
+    z = predict(basis, some(ALL, 40))
+    everything, hits = basis.score(z, ALL), []
+    for row, (_, scores) in enumerate(NGram(longest=6).best(basis, z, EmbeddedOutputs(basis, SHORT), 10)):
+        best = everything[row].round(decimals=8).unique()[-5:]
+        hits += [bool(((scores - score).abs() < 1e-6).any()) for score in best]
+    assert np.mean(hits) > 0.95
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kernel", KERNELS[1:4], ids=str)
 def test_is_never_worse_than_the_best_known_string_by_any_rule(kernel, rule, device):

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dsokr.basis import SketchedBasis
-from dsokr.decoders.scan import EmbeddedOutputs, Ranking
-from dsokr.errors import InputError, check_fields
+from dsokr.decoders.scan import QUERIES, EmbeddedOutputs, Ranking, count_in_blocks, top_of_blocks
+from dsokr.errors import InputError, check_fields, check_k
 from dsokr.kernels import Kernel, Normalized, NormalizedFeatures, Product, Scaled, Sum
-from dsokr.outputs import Form, Outputs, canonical, concatenate, count, distinct, take
-from dsokr.rules import RULES, Rule, largest, score_pairs
+from dsokr.outputs import Form, Outputs, canonical, concatenate, count, distinct, keys, take
+from dsokr.rules import RULES, Rule, largest, score, score_pairs
 
 
 class Decoded(NamedTuple):
-    """One output per row of coordinates, in the form in which the user gave outputs, and its score."""
+    """One output per row of coordinates, or several for one row, in the form in which the user gave outputs."""
 
     outputs: Any
     scores: Tensor  # (n,), larger is better
 
 
+class Found(NamedTuple):
+    """The best outputs for several rows of coordinates: row after row, best first, in canonical form."""
+
+    outputs: Outputs
+    scores: Tensor  # (m,)
+    rows: Tensor  # (m,): the row that an output is for
+
+
 class Decoder(ABC):
     """Solves the pre-image problem: the output whose features are nearest to Σ_j z_j ẽ_j. Frozen; nothing is fitted.
 
-    A new decoder defines ``solve``, and ``check`` or ``kernels`` if it does not work with every kernel.
+    A new decoder defines ``solve``, and ``check`` or ``kernels`` if it does not work with every kernel. It defines
+    ``search`` if it finds more outputs than the best one, and ``list_scores`` if all outputs can be listed.
     """
 
     kernels: ClassVar[tuple[type[Kernel], ...]] = ()  # of which kernels must be built; () for any
@@ -36,6 +48,16 @@ class Decoder(ABC):
     @abstractmethod
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         """Find outputs, in canonical form, for the coordinates z (n, p), n ≥ 1, and their scores (n,)."""
+
+    def search(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int) -> Found:
+        """Find the k best distinct outputs for every row of z (n, p), n ≥ 1; here among the known and that of solve."""
+        rule = self.scoring_rule()
+        found, _ = self.solve(basis, z, known)
+        return choose_best(z, known, known.top(z, k, rule), found, torch.arange(len(z)), rule, k)
+
+    def list_scores(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Iterator[Tensor] | None:
+        """The scores of all outputs that can be answers, (n, block) at a time; None if they are too many to list."""
+        return None
 
     def check(self, kernel: Kernel) -> None:
         """Raise an ``InputError`` if the decoder cannot work with a basis of this kernel."""
@@ -69,15 +91,57 @@ class Decoder(ABC):
 
     def decode(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs) -> Decoded:
         """Outputs for the coordinates z (n, p). ``known`` holds the candidates, or where a search starts."""
-        self.check(basis.kernel)
-        if not isinstance(known, EmbeddedOutputs):
-            raise InputError(f"known must be EmbeddedOutputs(basis, outputs). Got {type(known).__name__}.")
-        self.check_outputs(known.outputs, known.form)
-        z = basis.check_coordinates(z)
+        z = self._check_call(basis, z, known)
         if not len(z):
             return Decoded(known.form.restore(take(known.outputs, slice(0))), z.new_empty(0))
         outputs, scores = self.solve(basis, z, known)
         return Decoded(known.form.restore(outputs), scores)
+
+    def best(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs, k: int) -> list[Decoded]:
+        """The k best distinct outputs for every row of z (n, p), best first; fewer if the decoder finds no more.
+
+        They are exactly the k best where the decoder says so, else the best of those that its search meets. The first
+        scores at least as much as that of :meth:`decode`, and of tied outputs the known ones come first.
+        """
+        z, k = self._check_call(basis, z, known), check_k(k)
+        if not len(z):
+            return []
+        outputs, scores, rows = self.search(basis, z, known.without_copies, k)
+        ends = rows.bincount(minlength=len(z)).cumsum(0).tolist()
+        parts = (slice(start, end) for start, end in pairwise([0, *ends]))
+        return [Decoded(known.form.restore(take(outputs, part)), scores[part]) for part in parts]
+
+    def count(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs, threshold: Any) -> Tensor | None:  # (n,)
+        """How many of all outputs score at least ``threshold``, a number for all rows of z or one for each (n,).
+
+        Scores tied with the threshold, see :class:`dsokr.rules.Ties`, count. None if the outputs cannot be listed.
+        """
+        z = self._check_call(basis, z, known)
+        least = torch.as_tensor(threshold).to(z)
+        if least.shape not in ((), (len(z),)):
+            raise InputError(f"threshold must be a number, or one for each of {len(z)} rows. Got {tuple(least.shape)}.")
+        counts = []
+        for rows, limits in zip(z.split(QUERIES), least.expand(len(z)).split(QUERIES), strict=True):
+            blocks = self.list_scores(basis, rows, known.without_copies)
+            if blocks is None:
+                return None
+            counts.append(count_in_blocks(blocks, limits))
+        return torch.cat(counts)
+
+    def _list_best(
+        self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:  # (m,), (m,)
+        """The k best of all outputs for every row: their positions in the order of ``list_scores``, and their rows."""
+        parts = [cast(Iterator[Tensor], self.list_scores(basis, rows, known)) for rows in z.split(QUERIES)]
+        best = torch.cat([top_of_blocks(blocks, k) for blocks in parts]).cpu()
+        return best.flatten().numpy(), rows_of(best).numpy()
+
+    def _check_call(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs) -> Tensor:  # (n, p)
+        self.check(basis.kernel)
+        if not isinstance(known, EmbeddedOutputs):
+            raise InputError(f"known must be EmbeddedOutputs(basis, outputs). Got {type(known).__name__}.")
+        self.check_outputs(known.outputs, known.form)
+        return basis.check_coordinates(z)
 
 
 @dataclass(frozen=True)
@@ -105,8 +169,14 @@ class Candidates(Decoder):
         return take(own, torch.arange(count(own))), form  # a copy, which its owner cannot change
 
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
-        best = known.top(z, 1, self.scoring_rule())
-        return take(known.outputs, best.indices[:, 0]), best.scores[:, 0]
+        return self.search(basis, z, known, 1)[:2]
+
+    def search(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int) -> Found:
+        best = known.top(z, k, self.scoring_rule())
+        return Found(take(known.outputs, best.indices.flatten()), best.scores.flatten(), rows_of(best.indices))
+
+    def list_scores(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Iterator[Tensor]:
+        return (score(z, psi, diag, self.scoring_rule()) for _, psi, diag in known.blocks())
 
 
 def combine_anchors(basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, p) -> (n, r)
@@ -124,19 +194,36 @@ def is_built_from(kernel: Kernel, *kinds: type[Kernel]) -> bool:
 
 
 def choose_best(
-    z: Tensor, known: EmbeddedOutputs, nearest: Ranking, found: Outputs, owners: Any, rule: Rule, bonus: Any = 0.0
-) -> tuple[Outputs, Tensor]:  # (n,)
-    """For every row of z the best of the nearest known output and those found for it, and its score.
+    z: Tensor,
+    known: EmbeddedOutputs,
+    nearest: Ranking,
+    found: Outputs,
+    rows: Any,
+    rule: Rule,
+    k: int = 1,
+    bonus: Any = 0.0,
+) -> Found:
+    """For every row of z the k best distinct outputs among its k nearest known ones and those found for it.
 
-    ``owners`` are the rows that outputs were found for. A ``bonus`` is added to the scores that are compared, first of
-    the known outputs and then of those found. Of tied outputs the first is returned.
+    ``rows`` are the rows that outputs were found for. A ``bonus`` is added to the scores that are compared, first of
+    the known outputs and then of those found. Of tied outputs the first comes first.
     """
-    first = nearest.indices[:, :1]  # no column if nothing is known
+    first = nearest.indices[:, :k]  # no column if nothing is known
     outputs = concatenate(take(known.outputs, first.flatten()), found)
-    owners = torch.cat([first.new_tensor(range(first.numel())), torch.as_tensor(owners).to(first)])
-    new = score_pairs(z[owners[first.numel() :]], known.basis.embed(found), known.basis.diag(found), rule)
-    scores = torch.cat([nearest.scores[:, :1].flatten(), new])
-    total, order, sizes = scores + torch.as_tensor(bonus).to(z), owners.argsort(stable=True), owners.bincount()
-    table = pad_sequence(total[order].split(sizes.tolist()), batch_first=True, padding_value=-torch.inf)
-    chosen = order[sizes.cumsum(0) - sizes + largest(table, 1)[1][:, 0]]
-    return take(outputs, chosen), scores[chosen]
+    rows = torch.cat([rows_of(first), torch.as_tensor(rows).to(first)])
+    new = score_pairs(z[rows[first.numel() :]], known.basis.embed(found), known.basis.diag(found), rule)
+    scores = torch.cat([nearest.scores[:, :k].flatten(), new])
+    order = rows.argsort(stable=True)
+    if k > 1:
+        pairs = list(zip(rows.tolist(), keys(outputs), strict=True))
+        order = order[distinct([pairs[i] for i in order.tolist()]).to(order)]
+    total, sizes = (scores + torch.as_tensor(bonus).to(z))[order], rows[order].bincount(minlength=len(z))
+    table = pad_sequence(total.split(sizes.tolist()), batch_first=True, padding_value=-torch.inf)
+    best, columns = largest(table, min(k, table.shape[1]))
+    chosen = order[((sizes.cumsum(0) - sizes)[:, None] + columns)[best > -torch.inf]]
+    return Found(take(outputs, chosen), scores[chosen], rows[chosen])
+
+
+def rows_of(table: Tensor) -> Tensor:  # (n, k) -> (n · k,)
+    """The row of every entry of a table."""
+    return torch.arange(len(table), device=table.device).repeat_interleave(table.shape[1])

@@ -12,7 +12,7 @@ from torch import Tensor
 from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled, run_in_threads
-from dsokr.decoders.base import Decoder, choose_best, combine_anchors
+from dsokr.decoders.base import Decoder, Found, choose_best, combine_anchors
 from dsokr.decoders.moves import Molecules, Moves
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, check_fields
@@ -35,7 +35,8 @@ class GraphSearch(Decoder):
     ``moves`` is the domain: it lists the graphs one edit away from a graph. The search starts from the ``starts`` best
     candidates. In each round it expands, for each input, the best graph not yet expanded among the ``beam`` best found;
     it ends when there is none, or when ``budget`` graphs were scored for that input. The best found, with the best
-    candidate, are then ranked by ``rule``: the answer never scores below the best candidate. Deterministic.
+    candidate, are then ranked by ``rule``: the answer never scores below the best candidate. Deterministic. For the k
+    best, the beam is at least k; of graphs with equal features only one is returned.
 
     The kernel must have features, k(y, y') = ⟨φ(y), φ(y')⟩. Then h(y) = Σ_c w_c φ_c(y), with one weight for every
     coordinate that an anchor has: the cost of scoring a graph does not depend on the size of the basis.
@@ -62,37 +63,42 @@ class GraphSearch(Decoder):
             )
 
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
-        rule = self.scoring_rule()
-        nearest = known.top(z, self.starts, rule)
-        found = self._search(basis, z, nearest.indices, known.outputs)
-        # the search follows the paper's rule and may drop what another rule prefers: the best candidate
-        return choose_best(z, known, nearest, found.graphs, found.owners, rule)
+        return self.search(basis, z, known, 1)[:2]
 
-    def _search(self, basis: SketchedBasis, z: Tensor, starts: Tensor, outputs: Outputs) -> Pool:
+    def search(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int) -> Found:
+        rule = self.scoring_rule()
+        nearest = known.top(z, max(k, self.starts), rule)
+        found = self._search(basis, z, nearest.indices, known.outputs, max(k, self.beam))
+        # the search follows the paper's rule and may drop what another rule prefers: the best candidates
+        return choose_best(z, known, nearest, found.graphs, found.owners, rule, k)
+
+    def _search(self, basis: SketchedBasis, z: Tensor, nearest: Tensor, outputs: Outputs, beam: int) -> Pool:
         """The best graphs for all rows of z, by the paper's rule."""
         assert isinstance(basis.kernel, FeatureKernel)
         terms = tuple(split_terms(basis.kernel, GraphBatch.of(basis.anchors)))
         pools: dict[int, Pool] = {}
 
         def work(start: int, stop: int) -> None:
-            first = GraphBatch.of(take(outputs, starts[start:stop].flatten()))
-            pool = self._search_block(Objective.of(terms, basis, z[start:stop]), stop - start, first)
+            best = GraphBatch.of(take(outputs, nearest[start:stop].flatten()))
+            pool = self._search_block(Objective.of(terms, basis, z[start:stop]), stop - start, best, beam)
             pools[start] = pool._replace(owners=pool.owners + start)
 
         run_in_threads(work, len(z), TOGETHER)
         return Pool.joined([pools[start] for start in sorted(pools)])
 
-    def _search_block(self, objective: Objective, inputs: int, starts: GraphBatch) -> Pool:
-        each = len(starts) // inputs
-        pool = Pool.of(objective, starts, np.repeat(np.arange(inputs), each)).best(self.beam)
-        spent = np.full(inputs, each)
+    def _search_block(self, objective: Objective, inputs: int, nearest: GraphBatch, beam: int) -> Pool:
+        each = len(nearest) // inputs
+        known = Pool.of(objective, nearest, np.repeat(np.arange(inputs), each))
+        pool = known.take(np.flatnonzero(np.arange(len(nearest)) % each < self.starts)).best(beam)
+        spent = np.full(inputs, min(each, self.starts))
         while len(front := pool.frontier(spent < self.budget)):
             pool.expanded[front] = True
             near = self.moves.neighbors(pool.graphs[front])
             found = Pool.of(objective, near.graphs, pool.owners[front][near.origins])
             spent += np.bincount(found.owners, minlength=inputs)
-            pool = Pool.joined([pool, found]).best(self.beam)
-        return pool
+            pool = Pool.joined([pool, found]).best(beam)
+        # of graphs with equal features the known one is kept
+        return Pool.joined([known._replace(expanded=~known.expanded), pool]).best(beam)
 
 
 class Pool(NamedTuple):
@@ -123,8 +129,10 @@ class Pool(NamedTuple):
             new |= np.diff(column[order], prepend=column[order[:1]] - 1) != 0
         order = order[new & (scores[order] > -np.inf)]  # for some graphs the kernel is undefined
         owners = self.owners[order]
-        order = order[np.arange(len(order)) - np.searchsorted(owners, owners) < count]
-        return Pool(self.graphs[order], *(column[order] for column in self[1:]))
+        return self.take(order[np.arange(len(order)) - np.searchsorted(owners, owners) < count])
+
+    def take(self, at: np.ndarray) -> Pool:
+        return Pool(self.graphs[at], *(column[at] for column in self[1:]))
 
     def frontier(self, active: np.ndarray) -> np.ndarray:
         """The positions to expand next: for every active input, the best graph that is not expanded."""

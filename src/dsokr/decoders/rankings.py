@@ -6,7 +6,10 @@ the paper's rule is max_σ 2⟨w, e(σ)⟩ − ‖e(σ)‖². All decoders here 
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush, nlargest
+from math import factorial
 from typing import ClassVar
 
 import numpy as np
@@ -15,9 +18,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from dsokr import kernels
-from dsokr.basis import SketchedBasis
+from dsokr.basis import BLOCK, SketchedBasis
 from dsokr.compute import compiled, run_in_threads
-from dsokr.decoders.base import Decoder, choose_best, combine_anchors
+from dsokr.decoders.base import Decoder, Found, choose_best, combine_anchors
+from dsokr.decoders.choices import choose_columns
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, check_fields
 from dsokr.kernels import Kernel, Normalized, Scaled
@@ -25,6 +29,7 @@ from dsokr.kernels.rankings import RankingKernel
 from dsokr.outputs import Outputs
 
 LARGEST = 24  # items ordered exactly at most: the table of their subsets takes 8 · 2^24 bytes
+LISTED = 8  # items up to which all rankings are scored for the k best, or to count them
 SHARE = 16  # rows that a thread takes at a time
 
 Integers = np.ndarray  # of int64
@@ -32,7 +37,10 @@ Floats = np.ndarray  # of float64
 
 
 class RankingDecoder(Decoder):
-    """max_σ 2⟨w, e(σ)⟩ − ‖e(σ)‖² over all full rankings σ; where a known ranking scores as well, it is returned."""
+    """max_σ 2⟨w, e(σ)⟩ − ‖e(σ)‖² over all full rankings σ; where a known ranking scores as well, it is returned.
+
+    :meth:`best` and :meth:`count` score all rankings of up to 8 items. For more there is no count.
+    """
 
     kernel: ClassVar[type[RankingKernel]]
     forms: ClassVar[tuple[type[Kernel], ...]] = (Scaled, Normalized)
@@ -40,6 +48,10 @@ class RankingDecoder(Decoder):
     @abstractmethod
     def maximize(self, w: Floats, start: Floats) -> Integers:  # (n, dimension), (n, d) -> (n, d)
         """Find the best ranking for every w, positions counted from 0. ``start`` is the best known one."""
+
+    @abstractmethod
+    def maximize_several(self, w: Floats, best: Integers, k: int) -> Integers:  # (dimension,), (d,) -> (≤ k, d)
+        """Find the k best rankings for one w, of which ``best`` is the first."""
 
     def check(self, kernel: Kernel) -> None:
         plain = kernel
@@ -53,10 +65,30 @@ class RankingDecoder(Decoder):
             )
 
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
-        nearest = known.top(z, 1, "kernel")
-        start = known.outputs[nearest.indices[:, 0]].cpu().numpy()
-        found = self.maximize(self.functional(basis, z).cpu().numpy(), start) + _first_position(known.outputs)
-        return choose_best(z, known, nearest, torch.from_numpy(found).double(), torch.arange(len(z)), "kernel")
+        return self.search(basis, z, known, 1)[:2]
+
+    def search(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int) -> Found:
+        d, nearest = known.outputs.shape[1], known.top(z, k, "kernel")
+        if k > 1 and d <= LISTED:
+            numbers, rows = self._list_best(basis, z, known, k)
+            found = _number_rankings(numbers, d)
+        else:
+            w, start = self.functional(basis, z).cpu().numpy(), known.outputs[nearest.indices[:, 0]].cpu().numpy()
+            found, rows = self.maximize(w, start), np.arange(len(z))
+            if k > 1:
+                several = [self.maximize_several(*row, k) for row in zip(w, found, strict=True)]
+                found, rows = np.concatenate(several), rows.repeat(list(map(len, several)))
+        answers = torch.from_numpy(found + _first_position(known.outputs)).double()
+        return choose_best(z, known, nearest, answers, rows, "kernel", k)
+
+    def list_scores(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Iterator[Tensor] | None:
+        """In the order of :func:`_number_rankings`."""
+        d = basis.anchors.shape[1]
+        if d > LISTED:
+            return None
+        every = torch.from_numpy(_number_rankings(np.arange(factorial(d)), d)).to(basis.anchors)
+        c, evaluate = combine_anchors(basis, z), basis.kernel.against(basis.anchors)
+        return ((c @ evaluate(ys).T).mul_(2).sub_(basis.kernel.diag(ys)) for ys in every.split(BLOCK))
 
     def functional(self, basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, dimension)
         """w = Σ_j c_j t(a_j) / t e(a_j), for a kernel t(σ) t(σ') ⟨e(σ), e(σ')⟩ whose t is the same for full rankings.
@@ -74,6 +106,11 @@ class RankingDecoder(Decoder):
         return torch.where(squared > 0, basis.kernel.diag(rankings) / squared, 1.0).sqrt()
 
 
+def _number_rankings(numbers: Integers, d: int) -> Integers:  # (n,) -> (n, d)
+    """The rankings numbered from 0 to d! − 1 by their Lehmer codes, as digits of the factorial number system."""
+    return rank_by_code(numbers[:, None] // np.cumprod([1, *range(1, d)]) % np.arange(1, d + 1))
+
+
 def _any_ranking(basis: SketchedBasis) -> Tensor:  # (1, d)
     """A full ranking, and one that does not embed as zero."""
     return torch.arange(basis.anchors.shape[1]).flip(0)[None].to(basis.anchors)
@@ -86,7 +123,7 @@ def _first_position(rankings: Tensor) -> int:
 
 @dataclass(frozen=True)
 class HammingRanking(RankingDecoder):
-    """max_σ Σ_i w[i, σ(i)], an assignment of items to positions. Exact, O(d³) a row.
+    """max_σ Σ_i w[i, σ(i)], an assignment of items to positions. Exact, O(d³) a row, and O(k d⁴) for the k best.
 
     >>> from dsokr import sketch_basis, sketches
     >>> seen = [(0, 1, 2), (0, 2, 1), (1, 0, 2)]
@@ -100,12 +137,21 @@ class HammingRanking(RankingDecoder):
 
     def maximize(self, w: Floats, start: Floats) -> Integers:
         profits = w.reshape(len(w), start.shape[1], -1)
-        return np.stack([linear_sum_assignment(profit, maximize=True)[1] for profit in profits])
+        return np.stack([_assign(profit) for profit in profits])
+
+    def maximize_several(self, w: Floats, best: Integers, k: int) -> Integers:
+        return choose_columns(w.reshape(len(best), -1), k, _assign)
+
+
+def _assign(profit: Floats) -> Integers:  # (d, d) -> (d,)
+    return linear_sum_assignment(profit, maximize=True)[1]
 
 
 @dataclass(frozen=True)
 class Lehmer(RankingDecoder):
     """max_σ Σ_i 2 w_i c_i(σ) − c_i(σ)²: every digit of the Lehmer code is w_i, rounded into {0, …, i}. Exact, O(d²).
+
+    So are the k best, which differ in few digits: O(k d³).
 
     >>> from dsokr import sketch_basis, sketches
     >>> seen = [(0, 1, 2), (0, 2, 1), (2, 0, 1)]
@@ -120,6 +166,11 @@ class Lehmer(RankingDecoder):
 
     def maximize(self, w: Floats, start: Floats) -> Integers:
         return rank_by_code(np.clip(np.rint(w), 0, np.arange(w.shape[1])).astype(np.int64))
+
+    def maximize_several(self, w: Floats, best: Integers, k: int) -> Integers:
+        digits = np.arange(len(w))
+        profit = np.where(digits <= digits[:, None], 2 * w[:, None] * digits - digits**2, -np.inf)
+        return rank_by_code(choose_columns(profit, k, lambda part: part.argmax(axis=1)))
 
 
 def rank_by_code(code: Integers) -> Integers:  # (n, d) -> (n, d)
@@ -146,6 +197,7 @@ class Kemeny(RankingDecoder):
 
     Larger groups are improved by moving single items, from two starts: the items by how many others they beat, and the
     best known ranking. :meth:`bound` says how much better a ranking could be.
+    Of more than 8 items, :meth:`best` gives the best rankings that moves of single items lead to from there: no proof.
     A known ranking with ties may score better than all full ones, and is then returned.
     Needs numba (``pip install "dsokr[graphs]"``).
 
@@ -190,6 +242,34 @@ class Kemeny(RankingDecoder):
 
         run_in_threads(work, len(w), SHARE)
         return positions
+
+    def maximize_several(self, w: Floats, best: Integers, k: int) -> Integers:
+        """Move single items, from the best ranking on; always the best ranking that is not yet changed. No proof."""
+        d = len(best)
+        before = np.zeros((d, d))
+        before[np.triu_indices(d, 1)] = w
+        before -= before.T
+        order = tuple(np.argsort(best).tolist())
+        seen, heap = {order: 0.0}, [(0.0, order)]
+        for _ in range(k):
+            loss, order = heappop(heap)
+            gains = _gain_by_moves(before[np.ix_(order, order)])
+            for move in np.argsort(-gains, axis=None)[: k + 2 * d].tolist():  # about 2 d change nothing new
+                rest = list(order)
+                rest.insert(move % d, rest.pop(move // d))
+                if (moved := tuple(rest)) not in seen:
+                    seen[moved] = gains.flat[move] - loss
+                    heappush(heap, (-seen[moved], moved))
+            if not heap:
+                break
+        return np.argsort(nlargest(k, seen, key=seen.__getitem__), axis=1)
+
+
+def _gain_by_moves(before: Floats) -> Floats:  # (d, d) -> (d, d)
+    """What moving the item at place i to place j adds; ``before`` is in the order of the places."""
+    sums = before.cumsum(axis=1)
+    here = sums.diagonal()[:, None]
+    return 2 * np.where(np.tri(len(before), k=-1, dtype=bool), here - sums + before, here - sums)
 
 
 def _find_groups(before: Floats) -> tuple[Integers, Integers]:  # (n, d, d) -> (n, d), (n, d)

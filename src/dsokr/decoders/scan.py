@@ -5,7 +5,8 @@ All are scored, block by block, and only the few that may be best are sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,7 +17,7 @@ from dsokr.basis import BLOCK, SketchedBasis
 from dsokr.errors import InputError, check_k
 from dsokr.metrics.scores import check_truth
 from dsokr.outputs import Form, Outputs, blocks, canonical, concatenate, count, distinct, take
-from dsokr.rules import SAMPLE, TINY, Rule, Ties, affine, check_rule, constant, score, score_pairs
+from dsokr.rules import SAMPLE, TINY, Rule, Ties, affine, check_rule, constant, largest, score, score_pairs
 
 QUERIES = 1024  # rows of coordinates scored at once against a block of candidates
 PAIRS = 512  # pairs scored at once in double precision: few enough for a cache
@@ -138,6 +139,33 @@ def check_scores(scores: Tensor) -> Tensor:  # (n, k)
     return scores
 
 
+def top_of_blocks(blocks: Iterable[Tensor], k: int) -> Tensor:  # (n, b) each -> (n, k), or all if they are fewer
+    """The positions of the k largest scores of every row, over all blocks; best first, of tied ones the first."""
+    first, best, places = 0, torch.empty(0), torch.empty(0)
+    for scores in blocks:
+        at = torch.arange(first, first + scores.shape[1], device=scores.device)
+        if first == 0:
+            best, places = scores[:, :0], at[:0].expand(len(scores), 0)
+        first += len(at)
+        more = min(k, first) - best.shape[1]
+        best, places = F.pad(best, (0, more), value=-torch.inf), F.pad(places, (0, more))
+        rows = (scores.amax(dim=1) > best[:, -1]).nonzero()[:, 0]
+        if len(rows):
+            best[rows], chosen = largest(torch.cat([best[rows], scores[rows]], dim=1), best.shape[1])
+            places[rows] = torch.cat([places[rows], at.expand(len(rows), -1)], dim=1).gather(1, chosen)
+    return places
+
+
+def count_in_blocks(blocks: Iterable[Tensor], threshold: Tensor) -> Tensor:  # (n, b) each, (n,) -> (n,)
+    """How many scores of every row, over all blocks, reach its threshold; those tied with it do."""
+    least, counts = threshold, torch.zeros_like(threshold, dtype=torch.long)
+    for number, scores in enumerate(blocks):
+        if number == 0:
+            least = threshold - Ties.of(scores).unit[:, 0].to(threshold)
+        counts += (scores >= least.to(scores)[:, None]).sum(dim=1).to(counts)
+    return counts
+
+
 class EmbeddedOutputs:
     """Candidates for decoding: the outputs, their coordinates ψ̃(y) and k(y, y).
 
@@ -182,6 +210,12 @@ class EmbeddedOutputs:
             psi, diag = coordinates
             coordinates = torch.cat([psi, self.basis.embed(new)]), torch.cat([diag, self.basis.diag(new)])
         return EmbeddedOutputs(self.basis, concatenate(self.outputs, new), self.keep, coordinates, self.form)
+
+    @cached_property
+    def without_copies(self) -> EmbeddedOutputs:
+        """The distinct outputs, each where it stands first."""
+        first = distinct(self.outputs)
+        return self if len(first) == len(self) else self.select(first)
 
     def coordinates(self) -> tuple[Tensor, Tensor]:  # (c, p), (c,)
         """ψ̃(y) and k(y, y) of all outputs."""

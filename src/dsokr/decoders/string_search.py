@@ -41,11 +41,14 @@ class Pool(NamedTuple):
 
 @compiled
 def search(
-    goal: NGramObjective, seeds: np.ndarray, beam: int, starts: int, known: np.ndarray, sizes: np.ndarray
+    goal: NGramObjective, seeds: np.ndarray, beam: int, starts: int, known: np.ndarray, sizes: np.ndarray, k: int
 ) -> Pool:
-    """Return the best strings of: the known ones, and what climbs from these and from the beam's best lead to."""
-    width = known.shape[1]
-    pool, ends = _new_pool(2 * starts, width), _new_pool(starts, width)
+    """Return the best strings of: the known ones, and what climbs from these and from the beam's best lead to.
+
+    If k strings are more than that, the beam's best are among them.
+    """
+    width, more = known.shape[1], max(0, k - 2 * starts)
+    pool, ends = _new_pool(2 * starts + more, width), _new_pool(starts + more, width)
     held = np.empty((len(goal.sizes), width), np.int64)
     for s in range(len(known)):
         linear, squared, name = _measure(goal, known[s], sizes[s], held)
@@ -53,6 +56,9 @@ def search(
     for s in range(len(known)):
         _climb(goal, known[s], sizes[s], pool)
     _grow(goal, seeds, np.zeros((2, beam, width), np.int64), ends, held)
+    for s in range(len(ends.sizes) if more else 0):
+        if ends.sizes[s] >= 0:
+            _offer(pool, ends.letters[s], ends.sizes[s], ends.scores[s], ends.names[s])
     for s in range(starts):
         if ends.sizes[s] >= 0:
             _climb(goal, ends.letters[s], ends.sizes[s], pool)

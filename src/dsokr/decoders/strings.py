@@ -14,7 +14,7 @@ from torch import Tensor
 from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import run_in_threads
-from dsokr.decoders.base import Decoder, choose_best, combine_anchors
+from dsokr.decoders.base import Decoder, Found, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.decoders.string_search import NGramObjective, Pool, search
 from dsokr.errors import InputError, check_fields
@@ -44,13 +44,15 @@ class NGram(Decoder):
     Strings with the same n-grams in another order, such as "abaca" and "acaba" for n = 2 (the Eulerian paths of one
     graph), are equal to the kernel. Of these a known string is preferred, else the first one found.
 
+    :meth:`best` gives the k best of the known strings, the ends of all climbs and the beam's strings: no proof.
+
     Parameters
     ----------
     beam : strings kept at each length.
     starts : number of known strings, and of strings from the beam, that are improved letter by letter.
     shortest, longest : limits of an answer's length. By default the length of the shortest known string, and two
         more than the longest. Known strings outside of these limits are no answers either.
-    length_prior : λ ≥ 0, adds λ log P(length of y) to what is maximised (not to the scores returned), where P is the
+    length_prior : λ ≥ 0, adds λ log P(length of y) to what is compared (not to the scores returned), where P is the
         share of the known strings with that length, every length allowed counted once more. Off by default.
     rule : how the strings found and the known ones are compared in the end, see :mod:`dsokr.rules`. The search itself
         always follows ``"kernel"``, the paper's: by the others, n-grams that no anchor has would cost nothing.
@@ -84,13 +86,17 @@ class NGram(Decoder):
             )
 
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
+        return self.search(basis, z, known, 1)[:2]
+
+    def search(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int) -> Found:
         space = Space.of(basis, known.outputs)
         lengths = np.array(list(map(len, known.outputs)))
         prior = self._log_prior(space, lengths)
         allowed = known.select(torch.from_numpy(np.flatnonzero(prior[lengths] > -np.inf)).to(z.device))
-        parts = [self._solve_block(space, block, allowed, prior) for block in z.split(ROWS)]
-        strings, scores = zip(*parts, strict=True)
-        return list(chain.from_iterable(strings)), torch.cat(scores)
+        parts = [self._search_block(space, block, allowed, prior, k) for block in z.split(ROWS)]
+        rows = [part.rows + ROWS * number for number, part in enumerate(parts)]
+        strings, scores, _ = zip(*parts, strict=True)
+        return Found(list(chain.from_iterable(strings)), torch.cat(scores), torch.cat(rows))
 
     def _log_prior(self, space: Space, lengths: np.ndarray) -> np.ndarray:  # (longest that occurs + 1,)
         """λ log P(length) for every length, −∞ for those that are not allowed."""
@@ -109,23 +115,22 @@ class NGram(Decoder):
         prior[allowed] = self.length_prior * np.log(counts[allowed] / counts[allowed].sum())
         return prior
 
-    def _solve_block(
-        self, space: Space, z: Tensor, known: EmbeddedOutputs, prior: np.ndarray
-    ) -> tuple[list[str], Tensor]:
+    def _search_block(self, space: Space, z: Tensor, known: EmbeddedOutputs, prior: np.ndarray, k: int) -> Found:
         bonus = gains(prior, known.outputs).to(z)
         starts = [take(known.outputs, row) for row in known.top(z, self.starts, "kernel", bonus).indices]
-        pools = self._search(space, z, starts, prior)
+        pools = self._search(space, z, starts, prior, k)
         found = [space.spell(pool) for pool in pools]
-        if self.rule == "kernel":
+        if self.rule == "kernel" and k == 1:
             first = [pool.scores[0] - prior[pool.sizes[0]] for pool in pools]
-            return [row[0] for row in found], torch.tensor(first, dtype=z.dtype, device=z.device)
-        best = known.top(z, 1, self.rule, bonus)
+            rows = torch.arange(len(z), device=z.device)
+            return Found([row[0] for row in found], torch.tensor(first, dtype=z.dtype, device=z.device), rows)
+        best = known.top(z, k, self.rule, bonus)
         own = bonus[best.indices]
         strings, owners = list(chain.from_iterable(found)), np.repeat(np.arange(len(found)), list(map(len, found)))
         total = torch.cat([own.flatten(), gains(prior, strings).to(z)])
-        return choose_best(z, known, best._replace(scores=best.scores - own), strings, owners, self.rule, total)
+        return choose_best(z, known, best._replace(scores=best.scores - own), strings, owners, self.rule, k, total)
 
-    def _search(self, space: Space, z: Tensor, starts: list[list[str]], prior: np.ndarray) -> list[Pool]:
+    def _search(self, space: Space, z: Tensor, starts: list[list[str]], prior: np.ndarray, k: int) -> list[Pool]:
         """The best strings for every row, by the paper's rule."""
         pools, weights = cast(list[Pool], [None] * len(z)), space.weigh(z)
 
@@ -133,7 +138,7 @@ class NGram(Decoder):
             for i in range(start, stop):
                 goal = space.objective._replace(weights=weights[i], prior=prior)
                 letters, sizes = space.number(starts[i], len(prior) - 1)
-                pools[i] = search(goal, space.seeds, self.beam, self.starts, letters, sizes)
+                pools[i] = search(goal, space.seeds, self.beam, self.starts, letters, sizes, k)
 
         run_in_threads(work, len(z), SHARE)
         return pools

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 from dsokr.basis import SketchedBasis
-from dsokr.decoders.base import Decoder, combine_anchors
+from dsokr.decoders.base import Decoder, Found, choose_best, combine_anchors
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, KernelError, check_fields
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Linear, Polynomial
@@ -115,14 +115,22 @@ class Gradient(Decoder):
         if isinstance(basis.kernel, Linear) and self.rule == "kernel":
             y = self._project(combine_anchors(basis, z) @ basis.anchors)
             return y, prepare_score(basis, z, self.rule)(y)
-        sources = [known]
-        inside = torch.isclose(self._project(rows), rows, rtol=NEAR, atol=NEAR).all(dim=1)
-        if inside.any() and not inside.all():
-            sources.append(known.select(inside.nonzero()[:, 0]))
+        sources, inside = [known], self._inside(known)
+        if 0 < len(inside) < len(known):
+            sources.append(inside)
         reach = float(rows.std(dim=0, correction=0).norm()) or 1.0
         parts = [self._climb(basis, block, sources, reach) for block in z.split(max(1, POINTS // self.starts))]
         y, scores = map(torch.cat, zip(*parts, strict=True))
         return y, scores
+
+    def search(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int) -> Found:
+        found, inside = self.solve(basis, z, known)[0], self._inside(known)
+        return choose_best(z, inside, inside.top(z, k, self.rule), found, torch.arange(len(z)), self.rule, k)
+
+    def _inside(self, known: EmbeddedOutputs) -> EmbeddedOutputs:
+        """The known outputs that satisfy the constraint."""
+        inside = torch.isclose(self._project(known.outputs), known.outputs, rtol=NEAR, atol=NEAR).all(dim=1)
+        return known if inside.all() else known.select(inside.nonzero()[:, 0])
 
     def _climb(
         self, basis: SketchedBasis, z: Tensor, sources: list[EmbeddedOutputs], reach: float
