@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dsokr.basis import SketchedBasis, sketch_basis
+    from dsokr.conformal import Conformal
     from dsokr.ensemble import Ensemble
     from dsokr.estimator import DSOKR
     from dsokr.graphs import Graph
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "DSOKR": "estimator",
+    "Conformal": "conformal",
     "Ensemble": "ensemble",
     "Graph": "graphs",
     "SketchedBasis": "basis",

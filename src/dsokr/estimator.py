@@ -23,7 +23,7 @@ from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, take, wit
 from dsokr.regressors import Auto, Regressor, Targets, networks
 from dsokr.regressors.auto import as_regressor, fit_within, prepare_reading
 from dsokr.regressors.base import hold_out
-from dsokr.regressors.inputs import OF_INPUTS, Reader, check_inputs, check_weights
+from dsokr.regressors.inputs import OF_INPUTS, Reader, check_inputs, check_weights, identify_inputs
 from dsokr.regressors.stack import format_report
 from dsokr.rules import score
 from dsokr.saving import MadeOfParts, explain_damage, pack, read_model, read_part, unpack, write_model, write_part
@@ -42,6 +42,7 @@ EXAMPLES = {
     "decoder": (Decoder, "decoders.Candidates()"),
 }
 REPEATED, MISSED = 0.9, 0.5  # shares of distinct outputs, and of features outside the basis, that call for a hint
+SEEN = 5000  # training inputs, at most, by which calibration on them is noticed
 NetworkFactory = Callable[[int], nn.Module]
 
 
@@ -151,6 +152,8 @@ class DSOKR(MadeOfParts):
         self.regressor_: Any = fitted
         self.parts_ = {"kernel": self.kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
         self.history_, self.n_pairs_ = fitted.history, count(Y)
+        self.seen_, unseen = identify_inputs(X, SEEN), fitted.out_of_fold()
+        self.out_of_fold_ = None if unseen is None else (unseen[1], take(Y, unseen[0]))
         self.missed_ = (targets.residuals.sum() / basis.diag(Y).sum()).item()
         return self
 
@@ -255,7 +258,7 @@ class DSOKR(MadeOfParts):
         }
         for name in ("anchors", "weights", "projection"):
             config[name] = pack(getattr(basis, name), name, tensors)
-        config["known"] = pack(self.known_.outputs, "known", tensors)
+        config["known"], config["seen"] = pack(self.known_.outputs, "known", tensors), pack(self.seen_, "seen", tensors)
         config["regressor"] = pack(self.regressor_.state(), "regressor", tensors)
 
         def write_files(draft: Path) -> None:
@@ -288,8 +291,8 @@ class DSOKR(MadeOfParts):
             for name, modules in PARTS.items()
         }
         model, where = cls(**parts, **config["parameters"], device=device), resolve_device(device)
-        names = ("anchors", "weights", "projection", "known", "regressor")
-        *basis, known, state = (unpack(config[name], name, tensors) for name in names)
+        names = ("anchors", "weights", "projection", "known", "seen", "regressor")
+        *basis, known, model.seen_, state = (unpack(config[name], name, tensors) for name in names)
         if count(basis[0]) != (basis[2] if basis[1] is None else basis[1]).shape[1]:
             raise ValueError("the anchors do not fit the projection")
         model.basis_, form = SketchedBasis(model.kernel, *basis).to(where), Form.from_json(config["form"])

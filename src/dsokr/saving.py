@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 import scipy.sparse as sp
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from sklearn.base import BaseEstimator
 from torch import Tensor
@@ -30,6 +31,7 @@ from dsokr.outputs import Form, ViewBatch, canonical
 FORMAT = 3  # of the folder
 FILES = {
     *("config.json", "model.safetensors", "README.md", "network"),
+    "conformal.safetensors",
     *("task.json", "candidates.csv", "report.html", "skipped.csv"),  # beside a model made by `dsokr fit`
 }
 CSR = ("data", "indices", "indptr")
@@ -267,6 +269,25 @@ def unpack(packed: Any, name: str, tensors: Tensors) -> Any:
             return list(zip(*restored, strict=True))
         case _:
             return json.loads(parts["text"].tobytes())
+
+
+def write_values(path: Path, values: dict[str, Any]) -> None:
+    """Write a nested value, as :func:`pack` takes it, to a file of its own."""
+    tensors: Tensors = {}
+    text = json.dumps(pack(values, "values", tensors))
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, str(path), {"json": text})
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Read what :func:`write_values` wrote."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 # no dictionary
+            return unpack(json.loads(file.metadata()["json"]), "values", tensors)
+    except FileNotFoundError:
+        raise ModelFolderError(f"{path} does not exist: the model was not calibrated.") from None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ModelFolderError(f"{path} is damaged: {error}.") from error
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, time, timedelta
+from hashlib import blake2b
 from importlib import import_module
 from typing import Any, Literal, cast
 
@@ -17,7 +18,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array, validate
 from torch import Tensor
 
 from dsokr.errors import DSOKRError, InputError, MissingExtraError
-from dsokr.outputs import count, is_missing, list_columns, read_numbers, take
+from dsokr.outputs import count, is_missing, keys, list_columns, read_numbers, take
 from dsokr.regressors.base import Reads
 
 Numbers = Any  # a float64 array (n, d), with NaN where a value is missing, or a CSR matrix
@@ -230,6 +231,15 @@ def _read_column(column: Any) -> np.ndarray:  # (n,)
     if any(issubclass(kind, TIMES) for kind in set(map(type, cells))):
         raise InputError(f"Column {column.name!r} of X holds dates or times: turn them into numbers, such as days.")
     return cells
+
+
+def identify_inputs(X: Any, most: int | None = None) -> Tensor:  # (n,) int64
+    """A number for every input, or the first of them, by which it can be known again."""
+    rows = take(X, slice(most)) if most is not None and count(X) > most else X
+    if isinstance(rows, np.ndarray | Tensor) and rows.dtype != object:
+        rows = torch.as_tensor(rows).reshape(count(rows), -1)
+    texts = (repr(key).encode() for key in keys(rows))
+    return torch.tensor([int.from_bytes(blake2b(text, digest_size=8).digest(), signed=True) for text in texts])
 
 
 def check_inputs(estimator: Any, X: Any, *, reset: bool, allow_missing: bool) -> Any:

@@ -1,0 +1,369 @@
+"""Answers with a guarantee: sets that hold the right output as often as asked, and answers only where they are safe.
+
+A fitted model scores every output y for an input x. Here scores become probabilities,
+p(y | x) = exp((s(x, y) − A(x)) / T) with A(x) = T log Σ exp(s(x, y') / T) over the best outputs y' of x, and a
+temperature T that is fitted to some pairs. Other pairs calibrate: the strangeness −log p(y | x) of their right outputs
+is sorted, and the set {y : −log p(y | x) ≤ q} holds the right output of a new pair with probability at least c if q is
+the ⌈(n + 1) c⌉-th smallest. This split conformal prediction assumes nothing but that calibration pairs and new ones
+come from the same source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.stats import beta, betabinom
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.validation import check_consistent_length
+from torch import Tensor
+
+from dsokr.decoders import Candidates, EmbeddedOutputs
+from dsokr.errors import InputError
+from dsokr.estimator import DSOKR
+from dsokr.outputs import Outputs, as_outputs, count, keys, take
+from dsokr.regressors.inputs import identify_inputs
+from dsokr.rules import score_pairs
+from dsokr.saving import read_values, write_values
+
+FILE = "conformal.safetensors"
+LISTED, SEARCHED = 1000, 50  # best outputs of an input that A(x) sums over: of a list, and of a search
+TUNED, MOST_TUNED = 0.25, 1000  # share of the pairs, and their number at most, that the temperature is fitted on
+RISK = 0.1  # probability that a bound on the error of answers does not hold
+STEPS = 20  # numbers of answers that are tried, to find how many are safe
+
+
+class PredictionSet(NamedTuple):
+    """Outputs that belong to a set, best first; ``size`` counts all members, None where they cannot be counted."""
+
+    outputs: Any
+    probabilities: Tensor  # (k,)
+    size: int | None
+    indices: Tensor | None = None  # (k,), positions among the candidates, if answers come from a list
+
+
+class Answers(NamedTuple):
+    """The best output of every input, the probability that it is right, and whether it is safe to give it."""
+
+    outputs: Any
+    confidence: Tensor  # (n,)
+    given: Tensor  # (n,) bool
+
+
+class Coverage(NamedTuple):
+    """How often sets held the right output, and the probability of so few or fewer if the guarantee holds."""
+
+    asked: float
+    found: float
+    n: int
+    p_value: float
+
+    @property
+    def holds(self) -> bool:
+        return self.p_value >= 0.01
+
+    def __str__(self) -> str:
+        found = f"{self.found:.1%} of {self.n:,} sets hold the right answer, {self.asked:.0%} were asked for"
+        if self.holds:
+            return f"{found}."
+        return f"{found}: coverage did not hold (p = {self.p_value:.1g}). These pairs differ from the calibration's."
+
+
+class Best(NamedTuple):
+    """The best outputs of every input, and their scores."""
+
+    outputs: list[Outputs]  # canonical, for every input; empty for a list
+    indices: Tensor | None  # (n, k), positions in the list
+    scores: Tensor  # (n, k), best first, −∞ where there are fewer
+
+
+class Conformal:
+    """Gives a fitted model's answers a guarantee.
+
+    >>> from dsokr import kernels
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(400, 4))
+    >>> Y = (X[:, :3] + 0.3 * rng.normal(size=(400, 3)) > 0).astype(int)
+    >>> model = DSOKR(kernels.Tanimoto(), random_state=0).fit(X[:200], Y[:200])
+    >>> sure = Conformal(model).calibrate(X[200:300], Y[200:300])
+    >>> sure.predict_set(X[300:301], coverage=0.9)[0].size
+    1
+    >>> bool(sure.contains(X[300:], Y[300:], coverage=0.9).mean() > 0.8)
+    True
+    """
+
+    def __init__(self, model: DSOKR, candidates: Any = None):
+        self.model = model
+        self.known: EmbeddedOutputs = model.known_ if candidates is None else EmbeddedOutputs(model.basis_, candidates)
+        self.decoder = Candidates(model.decoder_.scoring_rule()) if candidates is not None else model.decoder_
+
+    @property
+    def is_list(self) -> bool:
+        """Whether answers are picked from a list."""
+        return isinstance(self.decoder, Candidates)
+
+    def calibrate(self, X: Any = None, Y: Any = None, groups: Any = None, seed: int = 0) -> Conformal:
+        """Learn from pairs that the model was not trained on; without any, from its own predictions out of fold.
+
+        A quarter of the pairs, drawn at random, makes scores probabilities; the others calibrate. With ``groups``, a
+        value for every pair, sets hold the right output as often as asked in each group. Predictions out of fold cost
+        no pairs; they are those of models of fewer pairs, so that sets tend to be a little too large.
+        """
+        z, Y = self._read_pairs(X, Y)
+        n = count(Y)
+        labels = [""] * n if groups is None else list(map(str, groups))
+        check_consistent_length(labels, Y)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+        tuned, rest = order.split([t := min(MOST_TUNED, round(TUNED * n)), n - t])
+        if t < 2:
+            raise InputError(f"Calibration needs at least 6 pairs. Got {n}.")
+        best, own, is_listed = self._find_best(z), self._score_pairs(z, Y), self._is_listed(Y)
+        right = self._is_right(best, Y)
+        some = tuned[is_listed[tuned]]
+        if not len(some):
+            raise InputError("None of the calibration outputs is among the candidates.")
+        self.by_length, self.temperature = self._fit_temperature(z[some], best.scores[some], own[some])
+        self.slope, self.offset = _fit_confidence(self._log_odds(z[tuned], best.scores[tuned]), right[tuned])
+        strangeness = torch.where(is_listed, self._strangeness(z, best.scores, own), torch.inf)
+        self.strangeness = {
+            label: strangeness[[i for i in rest.tolist() if labels[i] == label]].sort().values
+            for label in sorted({labels[i] for i in rest.tolist()})
+        }
+        self.confidence, order = self._find_confidence(z[rest], best.scores[rest]).sort(descending=True, stable=True)
+        self.right = right[rest][order]
+        return self
+
+    def predict_set(
+        self, X: Any, coverage: float = 0.9, groups: Any = None, allow_empty: bool = False, most: int = LISTED
+    ) -> list[PredictionSet]:
+        """For every input the outputs of its set, at most ``most`` of them, with their probabilities.
+
+        A set has at least the best output, unless it may be empty.
+        """
+        z = self.model.coefficients(X)
+        least, best = self._find_threshold(z, coverage, groups, allow_empty)
+        unit = self._unit(z)
+        top = best.scores[:, :1]
+        total = unit * ((best.scores - top) / unit[:, None]).logsumexp(dim=1) + top[:, 0]
+        found = self._find_best(z, most) if bool((best.scores[:, -1] >= least).any()) else best
+        sizes = self.decoder.count(self.model.basis_, z, self.known, least)
+        sets = []
+        for i in range(len(z)):
+            k = int((found.scores[i] >= least[i]).sum())
+            p = ((found.scores[i, :k] - total[i]) / unit[i]).exp().clamp(max=1)
+            at = None if found.indices is None else found.indices[i, :k]
+            outputs = take(found.outputs[i], slice(k)) if at is None else take(self.known.outputs, at)
+            size = None if sizes is None else int(sizes[i])
+            sets.append(PredictionSet(self.known.form.restore(outputs), p, size, at))
+        return sets
+
+    def contains(
+        self, X: Any, Y: Any, coverage: float = 0.9, groups: Any = None, allow_empty: bool = False
+    ) -> Tensor:  # (n,) bool
+        """Whether the set of every input has a certain output: exact, however large the set is."""
+        z, Y = self.model.coefficients(X), as_outputs(Y)
+        check_consistent_length(z, Y)
+        least, _ = self._find_threshold(z, coverage, groups, allow_empty)
+        return self._is_listed(Y) & (self._score_pairs(z, Y) >= least)
+
+    def check(self, X: Any, Y: Any, coverage: float = 0.9, groups: Any = None) -> Coverage:
+        """Test on further pairs whether sets hold the right output as often as asked."""
+        held = self.contains(X, Y, coverage, groups)
+        n, found = len(held), int(held.sum())
+        m = sum(map(len, self.strangeness.values()))
+        rank = min(m, math.ceil((m + 1) * coverage))
+        return Coverage(coverage, found / n, n, float(betabinom.cdf(found, n, rank, m + 1 - rank)))
+
+    def predict(self, X: Any, max_error: float | None = None) -> Answers:
+        """The best output of every input, its confidence, and whether to give it.
+
+        Answers are given where the confidence is so high that at most ``max_error`` of those given are wrong; this
+        holds with probability 0.9 over the calibration pairs, by a Clopper-Pearson bound on their errors.
+        """
+        self._check_calibrated()
+        least = -torch.inf if max_error is None else self.find_safe(max_error)
+        z = self.model.coefficients(X)
+        confidence = self._find_confidence(z, self._find_best(z).scores)
+        outputs = self.decoder.decode(self.model.basis_, z, self.known).outputs
+        return Answers(outputs, confidence, confidence >= least)
+
+    def find_safe(self, max_error: float) -> float:
+        """The least confidence at which answers are wrong in at most a share ``max_error``; infinite if none is safe.
+
+        More and more answers are tried, from the most confident on, until the bound on their errors exceeds it.
+        """
+        if not 0 < max_error < 1:
+            raise InputError(f"max_error must be in (0, 1). Got {max_error}.")
+        self._check_calibrated()
+        n, wrong, safe = len(self.right), (~self.right).cumsum(0), torch.inf
+        least = math.ceil(math.log(RISK) / math.log(1 - max_error))  # fewer cannot be safe, however right they are
+        if n < least:
+            raise InputError(f"max_error={max_error:g} needs at least {least} pairs beside those tuned on. Got {n}.")
+        for m in np.unique(np.linspace(least, n, STEPS).round().astype(int)).tolist():
+            errors = int(wrong[m - 1])
+            if errors == m or beta.ppf(1 - RISK, errors + 1, m - errors) > max_error:
+                break
+            safe = float(self.confidence[m - 1])
+        return safe
+
+    def save(self, folder: str | Path) -> None:
+        """Save the model with its calibration."""
+        self.model.save(folder, self.write)
+
+    def write(self, folder: Path) -> None:
+        """Add the calibration to a folder; the model's own must be in it when it is read again."""
+        self._check_calibrated()
+        groups = {str(i): values for i, values in enumerate(self.strangeness.values())}
+        values = {"strangeness": groups, "names": dict.fromkeys(self.strangeness), "confidence": self.confidence}
+        numbers = {name: getattr(self, name) for name in ("temperature", "by_length", "slope", "offset")}
+        write_values(folder / FILE, {**values, "right": self.right, **numbers})
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str = "auto", model: DSOKR | None = None) -> Conformal:
+        """Read what :meth:`save` wrote; ``model`` is the model in the folder, if already loaded."""
+        made = cls(DSOKR.load(folder, device=device) if model is None else model)
+        values = read_values(Path(folder) / FILE)
+        made.strangeness = dict(zip(values.pop("names"), values.pop("strangeness").values(), strict=True))
+        for name, value in values.items():
+            setattr(made, name, value)
+        return made
+
+    def _check_calibrated(self) -> None:
+        if not hasattr(self, "strangeness"):
+            raise InputError("Call calibrate first: a guarantee needs pairs that the model was not trained on.")
+
+    def _read_pairs(self, X: Any, Y: Any) -> tuple[Tensor, Outputs]:
+        if (X is None) != (Y is None):
+            raise InputError("calibrate takes inputs and outputs, or neither.")
+        if X is None:
+            unseen = getattr(self.model, "out_of_fold_", None)
+            if unseen is None:
+                raise InputError(
+                    "The model has no predictions out of fold: pass pairs to calibrate on. It has them right after "
+                    "fit, if its regressor is a Stack and no validation pairs were given."
+                )
+            return unseen
+        z, Y = self.model.coefficients(X), as_outputs(Y)
+        check_consistent_length(z, Y)
+        seen = torch.isin(identify_inputs(X), self.model.seen_).double().mean().item()
+        if seen * max(1.0, self.model.n_pairs_ / max(1, len(self.model.seen_))) > 0.5:
+            raise InputError(
+                "The model was trained on most of these inputs: their predictions are better than those of new ones. "
+                "Calibrate on other pairs, or without any, on predictions out of fold."
+            )
+        return z, Y
+
+    def _find_best(self, z: Tensor, k: int | None = None) -> Best:
+        """The k best outputs of every row of z."""
+        k = k or (LISTED if self.is_list else SEARCHED)
+        if self.is_list:
+            ranking = self.known.top(z, k, self.decoder.scoring_rule())
+            return Best([], ranking.indices, ranking.scores)
+        found = self.decoder.best(self.model.basis_, z, self.known, k)
+        scores = torch.nn.utils.rnn.pad_sequence([f.scores for f in found], batch_first=True, padding_value=-torch.inf)
+        return Best([as_outputs(f.outputs) for f in found], None, scores)
+
+    def _score_pairs(self, z: Tensor, Y: Outputs) -> Tensor:  # (n,)
+        basis = self.model.basis_
+        return score_pairs(z, basis.embed(Y), basis.diag(Y), self.decoder.scoring_rule())
+
+    def _is_listed(self, Y: Outputs) -> Tensor:  # (n,) bool
+        if not self.is_list:
+            return torch.ones(count(Y), dtype=torch.bool)
+        if not hasattr(self, "_listed"):
+            self._listed = set(keys(self.known.outputs))
+        return torch.tensor([key in self._listed for key in keys(Y)], dtype=torch.bool)
+
+    def _is_right(self, best: Best, Y: Outputs) -> Tensor:  # (n,) bool
+        if best.indices is not None:
+            first = keys(take(self.known.outputs, best.indices[:, 0]))
+        else:
+            first = (next(keys(take(outputs, slice(1)))) for outputs in best.outputs)
+        return torch.tensor([a == b for a, b in zip(first, keys(Y), strict=True)], dtype=torch.bool)
+
+    def _unit(self, z: Tensor) -> Tensor:  # (n,)
+        """T, or T ‖z‖."""
+        return self.temperature * (z.norm(dim=1).clamp(min=1e-300) if self.by_length else torch.ones_like(z[:, 0]))
+
+    def _fit_temperature(self, z: Tensor, scores: Tensor, own: Tensor) -> tuple[bool, float]:
+        """The T, in units of one or of ‖z‖, by which right outputs are most probable."""
+        found = []
+        for self.by_length in (False, True):
+            self.temperature = 1.0
+            spread = ((scores[:, :1] - own[:, None])[:, 0] / self._unit(z)).abs().mean().clamp(min=1e-9).item()
+
+            def loss(log_t: float, spread: float = spread) -> float:
+                self.temperature = spread * math.exp(log_t)
+                return self._strangeness(z, scores, own).mean().item()
+
+            best = minimize_scalar(loss, bounds=(-8, 8), method="bounded")
+            found.append((float(best.fun), self.by_length, spread * math.exp(float(best.x))))
+        return min(found)[1:]
+
+    def _strangeness(self, z: Tensor, scores: Tensor, own: Tensor) -> Tensor:  # (n,)
+        """−log p of outputs by their own scores and the best scores of their inputs."""
+        unit = self._unit(z)
+        return ((scores - own[:, None]) / unit[:, None]).logsumexp(dim=1)
+
+    def _log_odds(self, z: Tensor, scores: Tensor) -> Tensor:  # (n,)
+        """log p / (1 − p) of the best output."""
+        others = (scores[:, 1:] - scores[:, :1]) / self._unit(z)[:, None]
+        return -others.logsumexp(dim=1).clamp(-30, 30)  # −∞ if there are no others
+
+    def _find_confidence(self, z: Tensor, scores: Tensor) -> Tensor:  # (n,)
+        """The probability that the best output is right."""
+        return torch.sigmoid(self.slope * self._log_odds(z, scores) + self.offset)
+
+    def _find_threshold(self, z: Tensor, coverage: float, groups: Any, allow_empty: bool) -> tuple[Tensor, Best]:
+        """The least score of members of every set, and the best outputs."""
+        self._check_calibrated()
+        if not 0 < coverage < 1:
+            raise InputError(f"coverage must be in (0, 1). Got {coverage}.")
+        limits = {label: _find_quantile(values, coverage, label) for label, values in self.strangeness.items()}
+        q = torch.tensor([limits[label] for label in self._check_groups(groups, len(z))], dtype=z.dtype).to(z)
+        best, unit = self._find_best(z), self._unit(z)
+        top = best.scores[:, 0]
+        least = unit * (((best.scores - top[:, None]) / unit[:, None]).logsumexp(dim=1) - q) + top
+        slack = 1e-9 * torch.maximum(least.abs(), top.abs())  # two ways to compute a score differ by rounding
+        return (least if allow_empty else torch.minimum(least, top)) - slack, best
+
+    def _check_groups(self, groups: Any, n: int) -> Sequence[str]:
+        if (groups is None) != (list(self.strangeness) == [""]):
+            raise InputError("Sets need the groups of their inputs if and only if the calibration had groups.")
+        labels = [""] * n if groups is None else list(map(str, groups))
+        if len(labels) != n:
+            raise InputError(f"groups must have a value for every input. Got {len(labels)} for {n}.")
+        if unknown := Counter(label for label in labels if label not in self.strangeness):
+            raise InputError(f"No calibration pair is in the group {next(iter(unknown))!r}.")
+        return labels
+
+
+def _find_quantile(values: Tensor, coverage: float, label: str) -> float:
+    """The ⌈(n + 1) c⌉-th smallest value."""
+    n, rank = len(values), math.ceil((len(values) + 1) * coverage - 1e-9)
+    where = f" in the group {label!r}" if label else ""
+    if rank > n:
+        needed = math.ceil(coverage / (1 - coverage) - 1e-9)
+        raise InputError(f"coverage={coverage:g} needs at least {needed} pairs beside those tuned on{where}. Got {n}.")
+    if torch.isinf(values[rank - 1]):
+        share = values.isinf().double().mean().item()
+        raise InputError(
+            f"coverage={coverage:g} cannot be reached{where}: the right answer is not among the candidates for "
+            f"{share:.0%} of the calibration pairs."
+        )
+    return values[rank - 1].item()
+
+
+def _fit_confidence(log_odds: Tensor, right: Tensor) -> tuple[float, float]:
+    """The slope and offset of a logistic regression of whether answers are right on their log odds."""
+    if right.all() or not right.any():  # nothing to regress: Laplace's rule
+        share = (right.sum().item() + 1) / (len(right) + 2)
+        return 0.0, math.log(share / (1 - share))
+    model = LogisticRegression(C=1e3).fit(log_odds[:, None].cpu().numpy(), right.numpy())
+    return float(model.coef_[0, 0]), float(model.intercept_[0])
