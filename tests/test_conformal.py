@@ -115,12 +115,12 @@ def test_the_threshold_is_the_order_statistic():
     model = fit(*CASES["a list"])
     X, Y = label_sets(400, seed=3)
     sure = Conformal(model).calibrate(X[:200], Y[:200])
-    values = sure.strangeness[""]
+    values = sure.calibration.strangeness[""]
     assert len(values) == 150 and (values.diff() >= 0).all()
     z = model.coefficients(X[200:])
     all_scores = model.scores(X[200:])
-    unit = sure.temperature * (z.norm(dim=1) if sure.by_length else 1)
-    log_p = (all_scores / (unit[:, None] if sure.by_length else unit)).log_softmax(dim=1)
+    unit = sure.calibration.temperature * (z.norm(dim=1) if sure.calibration.by_length else 1)
+    log_p = (all_scores / (unit[:, None] if sure.calibration.by_length else unit)).log_softmax(dim=1)
     q = values[math.ceil(151 * 0.9) - 1]
     members = (-log_p <= q + 1e-9) | (all_scores >= all_scores.amax(dim=1, keepdim=True))
     for found, row in zip(sure.predict_set(X[200:], coverage=0.9), members, strict=True):
@@ -233,7 +233,7 @@ def test_bad_input_is_one_sentence():
         sure.calibrate(X, Y)
     with pytest.raises(InputError, match="inputs and outputs, or neither"):
         sure.calibrate(X)
-    with pytest.raises(InputError, match="at least 6 pairs. Got 4"):
+    with pytest.raises(InputError, match="at least 6 pairs that can be answered. Got 4"):
         sure.calibrate(X[:4] + 1, Y[:4])
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         sure.calibrate(X + 1, Y[:4])

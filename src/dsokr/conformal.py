@@ -11,8 +11,8 @@ come from the same source.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from scipy.stats import beta, betabinom
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dsokr.decoders import Candidates, EmbeddedOutputs
 from dsokr.errors import InputError
@@ -75,10 +76,185 @@ class Coverage(NamedTuple):
         return f"{found}: coverage did not hold (p = {self.p_value:.1g}). These pairs differ from the calibration's."
 
 
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Turns scores into probabilities, sets and confidence; made of the scores of calibration pairs.
+
+    Of every input it sees the coordinates z, the scores of its best outputs (n, k), best first and −∞ where there are
+    fewer, and the scores of others.
+    """
+
+    temperature: float
+    by_length: bool  # whether T is in units of ‖z‖
+    slope: float  # of the confidence
+    offset: float
+    strangeness: dict[str, Tensor]  # of right outputs by group, smallest first
+    confidence: Tensor  # (m,), of calibration pairs, largest first
+    right: Tensor  # (m,) bool, whether their best output is the right one
+
+    @staticmethod
+    def of(z: Tensor, scores: Tensor, own: Tensor, right: Tensor, groups: Any = None, seed: int = 0) -> Calibration:
+        """Calibrate by the ``own`` scores of right outputs, −∞ where these cannot be answers, and which come first.
+
+        A quarter of the pairs, drawn at random, makes scores probabilities; the others calibrate.
+        """
+        n = len(z)
+        labels = [""] * n if groups is None else list(map(str, groups))
+        check_consistent_length(labels, own)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+        tuned, rest = order.split([t := min(MOST_TUNED, round(TUNED * n)), n - t])
+        some = tuned[own[tuned].isfinite()]
+        if len(some) < 2:
+            why = "Their right answers are not among the candidates." if t >= 2 else ""
+            raise InputError(f"Calibration needs at least 6 pairs that can be answered. Got {n}. {why}".strip())
+        by_length, temperature = _fit_temperature(z[some], scores[some], own[some])
+        unit = _measure(z, temperature, by_length)
+        slope, offset = _fit_confidence(_log_odds(unit[tuned], scores[tuned]), right[tuned])
+        strangeness = _strangeness(unit, scores, own)
+        of_group: dict[str, list[int]] = {}
+        for at in rest.tolist():
+            of_group.setdefault(labels[at], []).append(at)
+        sorted_ = {label: strangeness[of_group[label]].sort().values for label in sorted(of_group)}
+        confidence = torch.sigmoid(slope * _log_odds(unit[rest], scores[rest]) + offset)
+        confidence, order = confidence.sort(descending=True, stable=True)
+        return Calibration(temperature, by_length, slope, offset, sorted_, confidence, right[rest][order])
+
+    def find_confidence(self, z: Tensor, scores: Tensor) -> Tensor:  # (n,)
+        """The probability that the best output is right."""
+        return torch.sigmoid(self.slope * _log_odds(self._unit(z), scores) + self.offset)
+
+    def find_probabilities(self, z: Tensor, scores: Tensor, others: Tensor | None = None) -> Tensor:  # (n, k)
+        """p(y | x) of the best outputs, or of others by their scores."""
+        unit, others = self._unit(z)[:, None], scores if others is None else others
+        return ((others - scores[:, :1]) / unit - _log_sum(unit[:, 0], scores)[:, None]).exp().clamp(max=1)
+
+    def find_threshold(
+        self, z: Tensor, scores: Tensor, coverage: float, groups: Any = None, allow_empty: bool = False
+    ) -> Tensor:  # (n,)
+        """The least score of the members of every set."""
+        if not 0 < coverage < 1:
+            raise InputError(f"coverage must be in (0, 1). Got {coverage}.")
+        limits = {label: _find_quantile(values, coverage, label) for label, values in self.strangeness.items()}
+        q = torch.tensor([limits[label] for label in self._check_groups(groups, len(z))], dtype=z.dtype).to(z)
+        unit, best = self._unit(z), scores[:, 0]
+        least = unit * (_log_sum(unit, scores) - q) + best
+        slack = 1e-9 * torch.maximum(least.abs(), best.abs())  # two ways to compute a score differ by rounding
+        return (least if allow_empty else torch.minimum(least, best)) - slack
+
+    def find_safe(self, max_error: float) -> float:
+        """The least confidence at which answers are wrong in at most a share ``max_error``; infinite if none is safe.
+
+        More and more answers are tried, from the most confident on, until the Clopper-Pearson bound on their errors
+        exceeds it.
+        """
+        if not 0 < max_error < 1:
+            raise InputError(f"max_error must be in (0, 1). Got {max_error}.")
+        n, wrong, safe = len(self.right), (~self.right).cumsum(0), torch.inf
+        least = math.ceil(math.log(RISK) / math.log(1 - max_error))  # fewer cannot be safe, however right they are
+        if n < least:
+            raise InputError(f"max_error={max_error:g} needs at least {least} pairs beside those tuned on. Got {n}.")
+        for m in np.unique(np.linspace(least, n, STEPS).round().astype(int)).tolist():
+            errors = int(wrong[m - 1])
+            if errors == m or beta.ppf(1 - RISK, errors + 1, m - errors) > max_error:
+                break
+            safe = float(self.confidence[m - 1])
+        return safe
+
+    def test(self, held: Tensor, coverage: float) -> Coverage:
+        """Test whether sets that held the right output, or not, did so as often as asked."""
+        n, found, m = len(held), int(held.sum()), sum(map(len, self.strangeness.values()))
+        rank = min(m, math.ceil((m + 1) * coverage))
+        return Coverage(coverage, found / n, n, float(betabinom.cdf(found, n, rank, m + 1 - rank)))
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as :func:`dsokr.saving.pack` takes it."""
+        groups = {str(i): values for i, values in enumerate(self.strangeness.values())}
+        return {**asdict(self), "strangeness": groups, "groups": dict.fromkeys(self.strangeness)}
+
+    @staticmethod
+    def restore(state: dict[str, Any]) -> Calibration:
+        groups = dict(zip(state.pop("groups"), state.pop("strangeness").values(), strict=True))
+        return Calibration(**state, strangeness=groups)
+
+    def _unit(self, z: Tensor) -> Tensor:  # (n,)
+        return _measure(z, self.temperature, self.by_length)
+
+    def _check_groups(self, groups: Any, n: int) -> Sequence[str]:
+        if (groups is None) != (list(self.strangeness) == [""]):
+            raise InputError("Sets need the groups of their inputs if and only if the calibration had groups.")
+        labels = [""] * n if groups is None else list(map(str, groups))
+        if len(labels) != n:
+            raise InputError(f"groups must have a value for every input. Got {len(labels)} for {n}.")
+        if unknown := [label for label in labels if label not in self.strangeness]:
+            raise InputError(f"No calibration pair is in the group {unknown[0]!r}.")
+        return labels
+
+
+def _measure(z: Tensor, temperature: float, by_length: bool) -> Tensor:  # (n,)
+    """T, or T ‖z‖."""
+    return temperature * (z.norm(dim=1).clamp(min=1e-300) if by_length else torch.ones_like(z[:, 0]))
+
+
+def _log_sum(unit: Tensor, scores: Tensor) -> Tensor:  # (n,)
+    """A(x) / T, less the best score."""
+    return ((scores - scores[:, :1]) / unit[:, None]).logsumexp(dim=1)
+
+
+def _strangeness(unit: Tensor, scores: Tensor, own: Tensor) -> Tensor:  # (n,)
+    """−log p of outputs with these own scores."""
+    return _log_sum(unit, scores) + (scores[:, 0] - own) / unit
+
+
+def _log_odds(unit: Tensor, scores: Tensor) -> Tensor:  # (n,)
+    """log p / (1 − p) of the best output."""
+    others = (scores[:, 1:] - scores[:, :1]) / unit[:, None]
+    return -others.logsumexp(dim=1).clamp(-30, 30)  # −∞ if there are no others
+
+
+def _fit_temperature(z: Tensor, scores: Tensor, own: Tensor) -> tuple[bool, float]:
+    """The T, in units of one or of ‖z‖, by which right outputs are most probable."""
+    found = []
+    for by_length in (False, True):
+        unit = _measure(z, 1.0, by_length)
+        spread = ((scores[:, 0] - own) / unit).abs().mean().clamp(min=1e-9)
+
+        def loss(log_t: float, unit: Tensor = spread * unit) -> float:
+            return _strangeness(unit * math.exp(log_t), scores, own).mean().item()
+
+        best = minimize_scalar(loss, bounds=(-8, 8), method="bounded")
+        found.append((float(best.fun), by_length, spread.item() * math.exp(float(best.x))))
+    return min(found)[1:]
+
+
+def _fit_confidence(log_odds: Tensor, right: Tensor) -> tuple[float, float]:
+    """The slope and offset of a logistic regression of whether answers are right on their log odds."""
+    if right.all() or not right.any():  # nothing to regress: Laplace's rule
+        share = (right.sum().item() + 1) / (len(right) + 2)
+        return 0.0, math.log(share / (1 - share))
+    model = LogisticRegression(C=1e3).fit(log_odds[:, None].cpu().numpy(), right.cpu().numpy())
+    return float(model.coef_[0, 0]), float(model.intercept_[0])
+
+
+def _find_quantile(values: Tensor, coverage: float, label: str) -> float:
+    """The ⌈(n + 1) c⌉-th smallest value."""
+    n, rank = len(values), math.ceil((len(values) + 1) * coverage - 1e-9)
+    where = f" in the group {label!r}" if label else ""
+    if rank > n:
+        needed = math.ceil(coverage / (1 - coverage) - 1e-9)
+        raise InputError(f"coverage={coverage:g} needs at least {needed} pairs beside those tuned on{where}. Got {n}.")
+    if torch.isinf(values[rank - 1]):
+        share = values.isinf().double().mean().item()
+        raise InputError(
+            f"coverage={coverage:g} cannot be reached{where}: the right answer is not among the candidates for "
+            f"{share:.0%} of the calibration pairs."
+        )
+    return values[rank - 1].item()
+
+
 class Best(NamedTuple):
     """The best outputs of every input, and their scores."""
 
-    outputs: list[Outputs]  # canonical, for every input; empty for a list
+    outputs: list[Outputs]  # canonical, for every input; none for a list
     indices: Tensor | None  # (n, k), positions in the list
     scores: Tensor  # (n, k), best first, −∞ where there are fewer
 
@@ -93,8 +269,8 @@ class Conformal:
     >>> model = DSOKR(kernels.Tanimoto(), random_state=0).fit(X[:200], Y[:200])
     >>> sure = Conformal(model).calibrate(X[200:300], Y[200:300])
     >>> sure.predict_set(X[300:301], coverage=0.9)[0].size
-    1
-    >>> bool(sure.contains(X[300:], Y[300:], coverage=0.9).mean() > 0.8)
+    3
+    >>> bool(sure.contains(X[300:], Y[300:], coverage=0.9).double().mean() > 0.8)
     True
     """
 
@@ -108,6 +284,12 @@ class Conformal:
         """Whether answers are picked from a list."""
         return isinstance(self.decoder, Candidates)
 
+    @property
+    def calibration(self) -> Calibration:
+        if not hasattr(self, "calibration_"):
+            raise InputError("Call calibrate first: a guarantee needs pairs that the model was not trained on.")
+        return self.calibration_
+
     def calibrate(self, X: Any = None, Y: Any = None, groups: Any = None, seed: int = 0) -> Conformal:
         """Learn from pairs that the model was not trained on; without any, from its own predictions out of fold.
 
@@ -116,27 +298,10 @@ class Conformal:
         no pairs; they are those of models of fewer pairs, so that sets tend to be a little too large.
         """
         z, Y = self._read_pairs(X, Y)
-        n = count(Y)
-        labels = [""] * n if groups is None else list(map(str, groups))
-        check_consistent_length(labels, Y)
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-        tuned, rest = order.split([t := min(MOST_TUNED, round(TUNED * n)), n - t])
-        if t < 2:
-            raise InputError(f"Calibration needs at least 6 pairs. Got {n}.")
-        best, own, is_listed = self._find_best(z), self._score_pairs(z, Y), self._is_listed(Y)
-        right = self._is_right(best, Y)
-        some = tuned[is_listed[tuned]]
-        if not len(some):
-            raise InputError("None of the calibration outputs is among the candidates.")
-        self.by_length, self.temperature = self._fit_temperature(z[some], best.scores[some], own[some])
-        self.slope, self.offset = _fit_confidence(self._log_odds(z[tuned], best.scores[tuned]), right[tuned])
-        strangeness = torch.where(is_listed, self._strangeness(z, best.scores, own), torch.inf)
-        self.strangeness = {
-            label: strangeness[[i for i in rest.tolist() if labels[i] == label]].sort().values
-            for label in sorted({labels[i] for i in rest.tolist()})
-        }
-        self.confidence, order = self._find_confidence(z[rest], best.scores[rest]).sort(descending=True, stable=True)
-        self.right = right[rest][order]
+        best = self.find_best(z)
+        own = torch.where(self._is_listed(Y), self.score_pairs(z, Y), -torch.inf)
+        self.calibration_ = Calibration.of(z, best.scores, own, self._is_right(best, Y), groups, seed)
+        self.pairs_ = {"z": z, "Y": Y}
         return self
 
     def predict_set(
@@ -146,97 +311,77 @@ class Conformal:
 
         A set has at least the best output, unless it may be empty.
         """
-        z = self.model.coefficients(X)
-        least, best = self._find_threshold(z, coverage, groups, allow_empty)
-        unit = self._unit(z)
-        top = best.scores[:, :1]
-        total = unit * ((best.scores - top) / unit[:, None]).logsumexp(dim=1) + top[:, 0]
-        found = self._find_best(z, most) if bool((best.scores[:, -1] >= least).any()) else best
+        calibration, z = self.calibration, self.model.coefficients(X)
+        best = self.find_best(z)
+        least = calibration.find_threshold(z, best.scores, coverage, groups, allow_empty)
+        is_longer = bool((best.scores[:, -1] >= least).any()) and most > best.scores.shape[1]
+        found = self.find_best(z, most) if is_longer else best
+        p = calibration.find_probabilities(z, best.scores, found.scores)
         sizes = self.decoder.count(self.model.basis_, z, self.known, least)
         sets = []
-        for i in range(len(z)):
-            k = int((found.scores[i] >= least[i]).sum())
-            p = ((found.scores[i, :k] - total[i]) / unit[i]).exp().clamp(max=1)
+        for i, k in enumerate((found.scores >= least[:, None]).sum(dim=1).clamp(max=most).tolist()):
             at = None if found.indices is None else found.indices[i, :k]
             outputs = take(found.outputs[i], slice(k)) if at is None else take(self.known.outputs, at)
             size = None if sizes is None else int(sizes[i])
-            sets.append(PredictionSet(self.known.form.restore(outputs), p, size, at))
+            sets.append(PredictionSet(self.known.form.restore(outputs), p[i, :k], size, at))
         return sets
 
     def contains(
         self, X: Any, Y: Any, coverage: float = 0.9, groups: Any = None, allow_empty: bool = False
     ) -> Tensor:  # (n,) bool
         """Whether the set of every input has a certain output: exact, however large the set is."""
-        z, Y = self.model.coefficients(X), as_outputs(Y)
+        calibration, z, Y = self.calibration, self.model.coefficients(X), as_outputs(Y)
         check_consistent_length(z, Y)
-        least, _ = self._find_threshold(z, coverage, groups, allow_empty)
-        return self._is_listed(Y) & (self._score_pairs(z, Y) >= least)
+        least = calibration.find_threshold(z, self.find_best(z).scores, coverage, groups, allow_empty)
+        return self._is_listed(Y) & (self.score_pairs(z, Y) >= least)
 
     def check(self, X: Any, Y: Any, coverage: float = 0.9, groups: Any = None) -> Coverage:
         """Test on further pairs whether sets hold the right output as often as asked."""
-        held = self.contains(X, Y, coverage, groups)
-        n, found = len(held), int(held.sum())
-        m = sum(map(len, self.strangeness.values()))
-        rank = min(m, math.ceil((m + 1) * coverage))
-        return Coverage(coverage, found / n, n, float(betabinom.cdf(found, n, rank, m + 1 - rank)))
+        return self.calibration.test(self.contains(X, Y, coverage, groups), coverage)
 
     def predict(self, X: Any, max_error: float | None = None) -> Answers:
         """The best output of every input, its confidence, and whether to give it.
 
         Answers are given where the confidence is so high that at most ``max_error`` of those given are wrong; this
-        holds with probability 0.9 over the calibration pairs, by a Clopper-Pearson bound on their errors.
+        holds with probability 0.9 over the calibration pairs.
         """
-        self._check_calibrated()
-        least = -torch.inf if max_error is None else self.find_safe(max_error)
+        least = -torch.inf if max_error is None else self.calibration.find_safe(max_error)
         z = self.model.coefficients(X)
-        confidence = self._find_confidence(z, self._find_best(z).scores)
+        confidence = self.calibration.find_confidence(z, self.find_best(z).scores)
         outputs = self.decoder.decode(self.model.basis_, z, self.known).outputs
         return Answers(outputs, confidence, confidence >= least)
-
-    def find_safe(self, max_error: float) -> float:
-        """The least confidence at which answers are wrong in at most a share ``max_error``; infinite if none is safe.
-
-        More and more answers are tried, from the most confident on, until the bound on their errors exceeds it.
-        """
-        if not 0 < max_error < 1:
-            raise InputError(f"max_error must be in (0, 1). Got {max_error}.")
-        self._check_calibrated()
-        n, wrong, safe = len(self.right), (~self.right).cumsum(0), torch.inf
-        least = math.ceil(math.log(RISK) / math.log(1 - max_error))  # fewer cannot be safe, however right they are
-        if n < least:
-            raise InputError(f"max_error={max_error:g} needs at least {least} pairs beside those tuned on. Got {n}.")
-        for m in np.unique(np.linspace(least, n, STEPS).round().astype(int)).tolist():
-            errors = int(wrong[m - 1])
-            if errors == m or beta.ppf(1 - RISK, errors + 1, m - errors) > max_error:
-                break
-            safe = float(self.confidence[m - 1])
-        return safe
 
     def save(self, folder: str | Path) -> None:
         """Save the model with its calibration."""
         self.model.save(folder, self.write)
 
     def write(self, folder: Path) -> None:
-        """Add the calibration to a folder; the model's own must be in it when it is read again."""
-        self._check_calibrated()
-        groups = {str(i): values for i, values in enumerate(self.strangeness.values())}
-        values = {"strangeness": groups, "names": dict.fromkeys(self.strangeness), "confidence": self.confidence}
-        numbers = {name: getattr(self, name) for name in ("temperature", "by_length", "slope", "offset")}
-        write_values(folder / FILE, {**values, "right": self.right, **numbers})
+        """Add the calibration to the folder of the model."""
+        write_values(folder / FILE, {**self.calibration.state(), "pairs": self.pairs_})
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto", model: DSOKR | None = None) -> Conformal:
-        """Read what :meth:`save` wrote; ``model`` is the model in the folder, if already loaded."""
+        """Read what :meth:`save` wrote; ``model`` is the one in the folder, if already loaded."""
         made = cls(DSOKR.load(folder, device=device) if model is None else model)
-        values = read_values(Path(folder) / FILE)
-        made.strangeness = dict(zip(values.pop("names"), values.pop("strangeness").values(), strict=True))
-        for name, value in values.items():
-            setattr(made, name, value)
+        state = read_values(Path(folder) / FILE)
+        made.pairs_ = state.pop("pairs")
+        made.calibration_ = Calibration.restore(state)
         return made
 
-    def _check_calibrated(self) -> None:
-        if not hasattr(self, "strangeness"):
-            raise InputError("Call calibrate first: a guarantee needs pairs that the model was not trained on.")
+    def find_best(self, z: Tensor, k: int | None = None) -> Best:
+        """The k best outputs for every row of coordinates."""
+        k = k or (LISTED if self.is_list else SEARCHED)
+        if self.is_list:
+            ranking = self.known.top(z, k, self.decoder.scoring_rule())
+            return Best([], ranking.indices, ranking.scores)
+        found = self.decoder.best(self.model.basis_, z, self.known, k)
+        scores = pad_sequence([each.scores for each in found], batch_first=True, padding_value=-torch.inf)
+        return Best([as_outputs(each.outputs) for each in found], None, scores)
+
+    def score_pairs(self, z: Tensor, Y: Outputs) -> Tensor:  # (n,)
+        """The score of output i for row i of coordinates."""
+        basis = self.model.basis_
+        return score_pairs(z, basis.embed(Y), basis.diag(Y), self.decoder.scoring_rule())
 
     def _read_pairs(self, X: Any, Y: Any) -> tuple[Tensor, Outputs]:
         if (X is None) != (Y is None):
@@ -259,20 +404,6 @@ class Conformal:
             )
         return z, Y
 
-    def _find_best(self, z: Tensor, k: int | None = None) -> Best:
-        """The k best outputs of every row of z."""
-        k = k or (LISTED if self.is_list else SEARCHED)
-        if self.is_list:
-            ranking = self.known.top(z, k, self.decoder.scoring_rule())
-            return Best([], ranking.indices, ranking.scores)
-        found = self.decoder.best(self.model.basis_, z, self.known, k)
-        scores = torch.nn.utils.rnn.pad_sequence([f.scores for f in found], batch_first=True, padding_value=-torch.inf)
-        return Best([as_outputs(f.outputs) for f in found], None, scores)
-
-    def _score_pairs(self, z: Tensor, Y: Outputs) -> Tensor:  # (n,)
-        basis = self.model.basis_
-        return score_pairs(z, basis.embed(Y), basis.diag(Y), self.decoder.scoring_rule())
-
     def _is_listed(self, Y: Outputs) -> Tensor:  # (n,) bool
         if not self.is_list:
             return torch.ones(count(Y), dtype=torch.bool)
@@ -286,84 +417,3 @@ class Conformal:
         else:
             first = (next(keys(take(outputs, slice(1)))) for outputs in best.outputs)
         return torch.tensor([a == b for a, b in zip(first, keys(Y), strict=True)], dtype=torch.bool)
-
-    def _unit(self, z: Tensor) -> Tensor:  # (n,)
-        """T, or T ‖z‖."""
-        return self.temperature * (z.norm(dim=1).clamp(min=1e-300) if self.by_length else torch.ones_like(z[:, 0]))
-
-    def _fit_temperature(self, z: Tensor, scores: Tensor, own: Tensor) -> tuple[bool, float]:
-        """The T, in units of one or of ‖z‖, by which right outputs are most probable."""
-        found = []
-        for self.by_length in (False, True):
-            self.temperature = 1.0
-            spread = ((scores[:, :1] - own[:, None])[:, 0] / self._unit(z)).abs().mean().clamp(min=1e-9).item()
-
-            def loss(log_t: float, spread: float = spread) -> float:
-                self.temperature = spread * math.exp(log_t)
-                return self._strangeness(z, scores, own).mean().item()
-
-            best = minimize_scalar(loss, bounds=(-8, 8), method="bounded")
-            found.append((float(best.fun), self.by_length, spread * math.exp(float(best.x))))
-        return min(found)[1:]
-
-    def _strangeness(self, z: Tensor, scores: Tensor, own: Tensor) -> Tensor:  # (n,)
-        """−log p of outputs by their own scores and the best scores of their inputs."""
-        unit = self._unit(z)
-        return ((scores - own[:, None]) / unit[:, None]).logsumexp(dim=1)
-
-    def _log_odds(self, z: Tensor, scores: Tensor) -> Tensor:  # (n,)
-        """log p / (1 − p) of the best output."""
-        others = (scores[:, 1:] - scores[:, :1]) / self._unit(z)[:, None]
-        return -others.logsumexp(dim=1).clamp(-30, 30)  # −∞ if there are no others
-
-    def _find_confidence(self, z: Tensor, scores: Tensor) -> Tensor:  # (n,)
-        """The probability that the best output is right."""
-        return torch.sigmoid(self.slope * self._log_odds(z, scores) + self.offset)
-
-    def _find_threshold(self, z: Tensor, coverage: float, groups: Any, allow_empty: bool) -> tuple[Tensor, Best]:
-        """The least score of members of every set, and the best outputs."""
-        self._check_calibrated()
-        if not 0 < coverage < 1:
-            raise InputError(f"coverage must be in (0, 1). Got {coverage}.")
-        limits = {label: _find_quantile(values, coverage, label) for label, values in self.strangeness.items()}
-        q = torch.tensor([limits[label] for label in self._check_groups(groups, len(z))], dtype=z.dtype).to(z)
-        best, unit = self._find_best(z), self._unit(z)
-        top = best.scores[:, 0]
-        least = unit * (((best.scores - top[:, None]) / unit[:, None]).logsumexp(dim=1) - q) + top
-        slack = 1e-9 * torch.maximum(least.abs(), top.abs())  # two ways to compute a score differ by rounding
-        return (least if allow_empty else torch.minimum(least, top)) - slack, best
-
-    def _check_groups(self, groups: Any, n: int) -> Sequence[str]:
-        if (groups is None) != (list(self.strangeness) == [""]):
-            raise InputError("Sets need the groups of their inputs if and only if the calibration had groups.")
-        labels = [""] * n if groups is None else list(map(str, groups))
-        if len(labels) != n:
-            raise InputError(f"groups must have a value for every input. Got {len(labels)} for {n}.")
-        if unknown := Counter(label for label in labels if label not in self.strangeness):
-            raise InputError(f"No calibration pair is in the group {next(iter(unknown))!r}.")
-        return labels
-
-
-def _find_quantile(values: Tensor, coverage: float, label: str) -> float:
-    """The ⌈(n + 1) c⌉-th smallest value."""
-    n, rank = len(values), math.ceil((len(values) + 1) * coverage - 1e-9)
-    where = f" in the group {label!r}" if label else ""
-    if rank > n:
-        needed = math.ceil(coverage / (1 - coverage) - 1e-9)
-        raise InputError(f"coverage={coverage:g} needs at least {needed} pairs beside those tuned on{where}. Got {n}.")
-    if torch.isinf(values[rank - 1]):
-        share = values.isinf().double().mean().item()
-        raise InputError(
-            f"coverage={coverage:g} cannot be reached{where}: the right answer is not among the candidates for "
-            f"{share:.0%} of the calibration pairs."
-        )
-    return values[rank - 1].item()
-
-
-def _fit_confidence(log_odds: Tensor, right: Tensor) -> tuple[float, float]:
-    """The slope and offset of a logistic regression of whether answers are right on their log odds."""
-    if right.all() or not right.any():  # nothing to regress: Laplace's rule
-        share = (right.sum().item() + 1) / (len(right) + 2)
-        return 0.0, math.log(share / (1 - share))
-    model = LogisticRegression(C=1e3).fit(log_odds[:, None].cpu().numpy(), right.numpy())
-    return float(model.coef_[0, 0]), float(model.intercept_[0])
