@@ -5,10 +5,13 @@ import html
 import json
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -935,3 +938,78 @@ def test_a_closed_pipe_is_quiet(dsokr, fitted, folder, monkeypatch):
     monkeypatch.setattr(evaluate, "evaluate", close)
     with pytest.raises(BrokenPipeError):
         app.app(["evaluate", str(fitted), str(folder / "smiles.csv")], standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def calibrated(folder, tmp_path_factory):
+    """A model of label sets, calibrated by fit: its table is long enough."""
+    rng, place = np.random.default_rng(3), tmp_path_factory.mktemp("calibrated")
+    X = rng.normal(size=(2600, 3)).round(3)
+    Y = np.array(["apple", "banana", "cherry"])
+    rows = [[*x, ";".join(Y[x + 0.3 * rng.normal(size=3) > 0]) or "{}", "ab"[int(x[0] > 0)]] for x in X]
+    for name, some in {"train": rows[:2100], "further": rows[2100:]}.items():
+        with (place / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["a", "b", "c", "tags", "half"], *some])
+    arguments = ["fit", "--train", place / "train.csv", "--input", "a,b,c", "--output", "tags", "--device", "cpu"]
+    network = ["--regressor", "Stack((Forest(), KernelRidge(intercept=True)))", "--size", "60"]
+    app.app(list(map(str, [*arguments, *network, "--out", place / "model"])), standalone_mode=False)
+    return place
+
+
+def test_fit_calibrates_and_sets_hold_what_they_promise(dsokr, calibrated, tmp_path):
+    model, further = calibrated / "model", calibrated / "further.csv"
+    dsokr("predict", model, further, "--coverage", "0.9", "--keep", "tags", "--out", tmp_path / "sets.csv")
+    rows = read(tmp_path / "sets.csv")
+    held, sizes = Counter(), Counter(row["row"] for row in rows)
+    for row in rows:
+        held[row["row"]] += row["prediction"] == row["tags"]
+        assert 0 < float(row["probability"]) <= 1 and 0 < float(row["confidence"]) < 1
+    assert len(sizes) == 500 and 0.84 < sum(held.values()) / 500 < 0.97 and set(held.values()) <= {0, 1}
+    assert len(rows) < 4 * 500  # of eight sets
+
+    options = ("--max-error", "0.1", "--out", tmp_path / "safe.csv", "--json")
+    done = json.loads(dsokr("predict", model, further, *options).stdout)
+    dsokr("predict", model, further, "--keep", "tags", "--out", tmp_path / "all.csv")
+    rows, everything = read(tmp_path / "safe.csv"), read(tmp_path / "all.csv")
+    right = {row["row"]: row["prediction"] == row["tags"] for row in everything}
+    assert 0 < done["left_out"] < 500 and len(rows) == 500 - done["left_out"]
+    assert np.mean([not right[row["row"]] for row in rows]) < 0.13 < np.mean([not held for held in right.values()])
+
+    answer = json.loads(dsokr("evaluate", model, further, "--json").stdout)
+    assert [test["asked"] for test in answer["promises"]["coverage"]] == [0.8, 0.9, 0.95]
+    assert answer["promises"]["calibration_error"] < 0.1
+    dsokr("report", model, "--test", further, "--out", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "How far to trust it" in page and page.count('<svg class="chart"') == 2 and "were asked for" in page
+
+
+def test_ones_own_candidates_with_a_guarantee(dsokr, calibrated, tmp_path):
+    """The list is another than the one calibrated on: the calibration is made for it."""
+    model, further = calibrated / "model", calibrated / "further.csv"
+    sets = [";".join(labels) for k in (1, 2, 3) for labels in combinations(("apple", "banana", "cherry"), k)]
+    (tmp_path / "list.txt").write_text("\n".join([*sets, "{}"]))
+    dsokr("embed", model, tmp_path / "list.txt", "--out", tmp_path / "index")
+    for candidates in ("list.txt", "index"):
+        options = ("--candidates", tmp_path / candidates, "--coverage", "0.9", "--keep", "tags")
+        dsokr("rank", model, further, *options, "--out", tmp_path / "sets.csv")
+        rows = read(tmp_path / "sets.csv")
+        assert 0.84 < sum(row["prediction"] == row["tags"] for row in rows) / 500 < 0.97
+        done = dsokr("rank", model, further, *options, "--rule", "cosine", "--out", tmp_path / "sets.csv", expect=1)
+        assert "--rule cannot be chosen with --coverage" in done.stderr
+
+
+def test_calibrate_by_hand_and_by_group(dsokr, calibrated, fitted, folder, inputs, tmp_path):
+    shutil.copytree(calibrated / "model", tmp_path / "model")
+    done = dsokr("calibrate", tmp_path / "model", calibrated / "further.csv")
+    assert "Calibrated on 500 pairs. Members of a set in the median: 1 at 80%" in done.stdout
+    done = dsokr("calibrate", tmp_path / "model", calibrated / "train.csv", expect=1)
+    assert "The model was trained on most of these inputs" in done.stderr
+    dsokr("calibrate", tmp_path / "model", calibrated / "further.csv", "--group", "half")
+    sure = Predictor.load(tmp_path / "model", "cpu").sure
+    assert list(sure.calibration.strangeness) == ["a", "b"]
+    dsokr("predict", tmp_path / "model", calibrated / "train.csv", "--coverage", "0.9", "--out", tmp_path / "out.csv")
+    done = dsokr("predict", fitted, inputs, "--coverage", "0.9", "--out", tmp_path / "out.csv", expect=1)
+    assert "is not calibrated. Run `dsokr calibrate" in done.stderr
+    wrong = ("--coverage", "2", "--out", tmp_path / "out.csv")
+    done = dsokr("predict", calibrated / "model", calibrated / "further.csv", *wrong, expect=1)
+    assert "coverage must be in (0, 1). Got 2" in done.stderr

@@ -109,7 +109,7 @@ class Calibration:
             raise InputError(f"Calibration needs at least 6 pairs that can be answered. Got {n}. {why}".strip())
         by_length, temperature = _fit_temperature(z[some], scores[some], own[some])
         unit = _measure(z, temperature, by_length)
-        slope, offset = _fit_confidence(_log_odds(unit[tuned], scores[tuned]), right[tuned])
+        slope, offset = _fit_confidence(_log_odds(unit, scores), right)  # which keeps their order: all pairs may tell
         strangeness = _strangeness(unit, scores, own)
         of_group: dict[str, list[int]] = {}
         for at in rest.tolist():
@@ -154,10 +154,12 @@ class Calibration:
         if n < least:
             raise InputError(f"max_error={max_error:g} needs at least {least} pairs beside those tuned on. Got {n}.")
         for m in np.unique(np.linspace(least, n, STEPS).round().astype(int)).tolist():
+            last = float(self.confidence[m - 1])
+            m = int((self.confidence >= last).sum())  # ties are answered together
             errors = int(wrong[m - 1])
             if errors == m or beta.ppf(1 - RISK, errors + 1, m - errors) > max_error:
                 break
-            safe = float(self.confidence[m - 1])
+            safe = last
         return safe
 
     def test(self, held: Tensor, coverage: float) -> Coverage:
@@ -228,11 +230,13 @@ def _fit_temperature(z: Tensor, scores: Tensor, own: Tensor) -> tuple[bool, floa
 
 def _fit_confidence(log_odds: Tensor, right: Tensor) -> tuple[float, float]:
     """The slope and offset of a logistic regression of whether answers are right on their log odds."""
-    if right.all() or not right.any():  # nothing to regress: Laplace's rule
-        share = (right.sum().item() + 1) / (len(right) + 2)
-        return 0.0, math.log(share / (1 - share))
+    share = (right.sum().item() + 1) / (len(right) + 2)  # Laplace's rule, if there is nothing to regress
+    constant = 0.0, math.log(share / (1 - share))
+    if right.all() or not right.any():
+        return constant
     model = LogisticRegression(C=1e3).fit(log_odds[:, None].cpu().numpy(), right.cpu().numpy())
-    return float(model.coef_[0, 0]), float(model.intercept_[0])
+    slope, offset = float(model.coef_[0, 0]), float(model.intercept_[0])
+    return (slope, offset) if slope > 0 else constant
 
 
 def _find_quantile(values: Tensor, coverage: float, label: str) -> float:
@@ -300,8 +304,8 @@ class Conformal:
         z, Y = self._read_pairs(X, Y)
         best = self.find_best(z)
         own = torch.where(self._is_listed(Y), self.score_pairs(z, Y), -torch.inf)
-        self.calibration_ = Calibration.of(z, best.scores, own, self._is_right(best, Y), groups, seed)
-        self.pairs_ = {"z": z, "Y": Y}
+        self.calibration_ = Calibration.of(z, best.scores, own, self.is_right(best, Y), groups, seed)
+        self.pairs_ = {"z": z, "Y": Y, "groups": None if groups is None else list(map(str, groups))}
         return self
 
     def predict_set(
@@ -353,11 +357,11 @@ class Conformal:
 
     def save(self, folder: str | Path) -> None:
         """Save the model with its calibration."""
-        self.model.save(folder, self.write)
+        self.model.save(folder, lambda draft: self.write(draft / FILE))
 
-    def write(self, folder: Path) -> None:
-        """Add the calibration to the folder of the model."""
-        write_values(folder / FILE, {**self.calibration.state(), "pairs": self.pairs_})
+    def write(self, path: Path) -> None:
+        """Write the calibration alone; it belongs into the folder of the model."""
+        write_values(path, {**self.calibration.state(), "pairs": self.pairs_})
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto", model: DSOKR | None = None) -> Conformal:
@@ -367,6 +371,18 @@ class Conformal:
         made.pairs_ = state.pop("pairs")
         made.calibration_ = Calibration.restore(state)
         return made
+
+    def calibrate_for(self, scores: Tensor) -> Calibration:  # (n, k)
+        """Calibrate for another list, of which these are the best scores for the inputs of the calibration pairs.
+
+        Each right output counts as if it was in the list: the guarantee is for inputs whose right output is.
+        """
+        z = self.pairs_["z"].to(scores)
+        own = self.score_pairs(self.pairs_["z"], self.pairs_["Y"]).to(scores)
+        is_there = ((scores - own[:, None]).abs() <= 1e-9 * own.abs()[:, None]).any(dim=1)
+        further = torch.where(is_there, -torch.inf, own)
+        scores = torch.cat([scores, further[:, None]], dim=1).sort(dim=1, descending=True).values
+        return Calibration.of(z, scores, own, own >= scores[:, 0] - 1e-9 * own.abs(), self.pairs_["groups"])
 
     def find_best(self, z: Tensor, k: int | None = None) -> Best:
         """The k best outputs for every row of coordinates."""
@@ -411,7 +427,9 @@ class Conformal:
             self._listed = set(keys(self.known.outputs))
         return torch.tensor([key in self._listed for key in keys(Y)], dtype=torch.bool)
 
-    def _is_right(self, best: Best, Y: Outputs) -> Tensor:  # (n,) bool
+    def is_right(self, best: Best, Y: Any) -> Tensor:  # (n,) bool
+        """Whether the best output of every input is a certain one."""
+        Y = as_outputs(Y)
         if best.indices is not None:
             first = keys(take(self.known.outputs, best.indices[:, 0]))
         else:

@@ -88,6 +88,7 @@ def _add_command(name: str, function: str, kind: type[options.Options]) -> None:
 _add_command("fit", "fit.fit", options.FitOptions)
 _add_command("predict", "predict.predict", options.PredictOptions)
 _add_command("rank", "predict.predict", options.RankOptions)
+_add_command("calibrate", "guarantee.calibrate", options.CalibrateOptions)
 _add_command("evaluate", "evaluate.evaluate_table", options.EvaluateOptions)
 _add_command("report", "evaluate.report", options.ReportOptions)
 _add_command("embed", "predict.embed", options.EmbedOptions)

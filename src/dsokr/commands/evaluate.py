@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dsokr.commands.cells import count_of, parse_numbers, shorten
 from dsokr.commands.columns import Image, Kind, Labels, Molecule, Ranking, String, Vector
+from dsokr.commands.guarantee import keep_promises
 from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
 from dsokr.commands.predict import Library
 from dsokr.commands.predictor import Pairs, Predictor, read_pairs
@@ -61,7 +62,12 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     for row in list_metrics(metrics):
         table.add_row(*row)
     facts = {"n": len(pairs), "skipped": len(problems.found), "metrics": metrics}
-    return Result(facts, [table, summarize(metrics, len(pairs))])
+    texts = [table, summarize(metrics, len(pairs))]
+    if predictor.sure is not None and candidates is None:
+        facts["promises"] = promises = keep_promises(predictor, pairs)
+        texts += [test["text"] for test in promises["coverage"]]
+        texts.append(f"Confidence is off by {promises['calibration_error']:.3f} on average.")
+    return Result(facts, texts)
 
 
 def read_test(predictor: Predictor, path: Path, problems: Problems) -> Pairs:
@@ -233,11 +239,12 @@ def write_report(predictor: Predictor, path: Path, model: str, test: Pairs | Non
     facts, results = predictor.facts, []
     if test is not None:
         title = f"On {count_of(len(test), 'test pair')} ({file})"
-        results.append((title, len(test), evaluate(predictor, test), find_examples(predictor, test)))
+        promises = keep_promises(predictor, test) if predictor.sure is not None else None
+        results.append((title, len(test), evaluate(predictor, test), find_examples(predictor, test), promises))
     if "validation" in facts:
         n = facts["rows"]["validation"]
         title = f"On {count_of(n, 'pair')} held out for validation"
-        results.append((title, n, facts["validation"], facts["examples"]))
+        results.append((title, n, facts["validation"], facts["examples"], None))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("dsokr.commands", "."), autoescape=True)
     functions = {"count_of": count_of, "draw": _draw, "list_metrics": list_metrics, "summarize": summarize}
     template = environment.get_template("report.html.j2", globals={"shorten": shorten, **functions})

@@ -30,6 +30,7 @@ from dsokr.commands.predictor import (
 )
 from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
+from dsokr.conformal import Conformal
 from dsokr.errors import InputError, Interrupted, ModelFolderError
 from dsokr.estimator import PARTS
 from dsokr.files import check_place, fingerprint, lock_folder, write_json
@@ -39,6 +40,7 @@ from dsokr.regressors import Auto, Neural
 from dsokr.saving import is_replaceable, write_expression
 
 LEAST_ROWS = 10
+CALIBRATED = 200  # validation pairs from which on half of them calibrate
 
 
 def fit(options: FitOptions, problems: Problems, say: Say) -> Result:
@@ -70,22 +72,24 @@ def fit(options: FitOptions, problems: Problems, say: Say) -> Result:
 
 def _fit(options: FitOptions, draft: Path, problems: Problems, say: Say) -> Predictor:
     started = time.perf_counter()
-    predictor, pairs, valid = prepare(options, problems)
+    predictor, pairs, valid, kept = prepare(options, problems)
     _check_replaced(options, predictor, say)
     for name, value in predictor.facts["chosen"].items():
         say(f"  {name:<12}{value}")
-    _plan(options, predictor, pairs, valid, draft, say)
-    predictor = _train(predictor, pairs, valid, draft, say)
+    _plan(options, predictor, (pairs, valid, kept), draft, say)
+    predictor = _train(predictor, pairs, valid, kept, draft, say)
+    if kept is not None:
+        predictor = replace(predictor, sure=Conformal(predictor.model).calibrate(kept.X, kept.Y))
     facts: dict[str, Any] = predictor.facts | {
         "dsokr": __version__,
         "date": time.strftime("%Y-%m-%d"),
         "train": options.train.name,
-        "rows": {"train": len(pairs), "validation": len(valid or []), "skipped": len(problems.found)},
+        "rows": {"train": len(pairs), "validation": len(kept or valid or []), "skipped": len(problems.found)},
         "seconds": round(time.perf_counter() - started, 1),
     }
-    if valid is not None:
-        facts |= {"validation": evaluate(predictor, valid), "examples": find_examples(predictor, valid)}
-        say(f"Validation: {summarize(facts['validation'], len(valid))}")
+    if (tested := kept or valid) is not None:
+        facts |= {"validation": evaluate(predictor, tested), "examples": find_examples(predictor, tested)}
+        say(f"Validation: {summarize(facts['validation'], len(tested))}")
     predictor = replace(predictor, facts=facts)
 
     def write_further(folder: Path) -> None:
@@ -96,8 +100,11 @@ def _fit(options: FitOptions, draft: Path, problems: Problems, say: Say) -> Pred
     return predictor
 
 
-def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, Pairs | None]:
-    """Read the pairs and choose everything that can be chosen without training."""
+def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, Pairs | None, Pairs | None]:
+    """Read the pairs and choose everything that can be chosen without training.
+
+    Returned are the pairs to train on, to choose by, and to calibrate on.
+    """
     table = Table(options.train)
     names = table.find_columns(options.input), table.find_columns(options.output)
     if both := [name for name in names[0] if name in names[1]]:
@@ -119,6 +126,7 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     if options.size != "auto" and not (options.size.isdigit() and 1 <= int(options.size) <= len(pairs)):
         most = f"the number of training rows, {len(pairs)}"
         raise InputError(f"--size must be auto, or from 1 to {most}. Got {options.size}.")
+    valid, kept = _set_aside(valid, options.seed)
     model = make_model(options, input, output, kernel, pairs.Y)
     predictor = Predictor(model, input, output)
     source, written = f" from {options.valid}" if options.valid else "", model.get_params(deep=False)
@@ -126,10 +134,11 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
         "rows": f"{len(rows.attempted):,} in {options.train}",
         **{name: f"{', '.join(kind.columns)} as {kind.name}" for name, kind in predictor.kinds().items()},
         **{name: write_expression(written[name], *PARTS[name]) for name in ("kernel", "regressor", "decoder")},
-        "pairs": f"{len(pairs):,} to train on, {len(valid or []):,} held out for validation{source}{repeats}",
+        "pairs": f"{len(pairs):,} to train on, {len(valid or []):,} held out for validation{source}{repeats}"
+        + (f", {len(kept):,} to calibrate on" if kept is not None else ""),
         "seed": str(options.seed),
     }
-    return replace(predictor, facts={"chosen": chosen}), pairs, valid
+    return replace(predictor, facts={"chosen": chosen}), pairs, valid, kept
 
 
 def _choose_kind(text: str, option: str, names: list[str], rows: Rows) -> Any:
@@ -174,6 +183,15 @@ def _split(
     return pairs.take(sorted({*range(len(pairs))} - held_out)), pairs.take(sorted(held_out)), note
 
 
+def _set_aside(valid: Pairs | None, seed: int) -> tuple[Pairs | None, Pairs | None]:
+    """Divide many validation pairs: half to choose by, and half that no choice depends on, to calibrate and test."""
+    if valid is None or len(valid) < CALIBRATED:
+        return valid, None
+    order = np.random.default_rng(seed).permutation(len(valid)).tolist()
+    half = len(order) // 2
+    return valid.take(sorted(order[:half])), valid.take(sorted(order[half:]))
+
+
 def hold_out(X: Any, share: float, seed: int) -> tuple[set[int], str]:
     """Draw the rows to hold out; those with equal inputs together, where that leaves enough to train on."""
     n = count(X)
@@ -204,10 +222,10 @@ def _check_replaced(options: FitOptions, predictor: Predictor, say: Say) -> None
     say(f"  {'replaces':<12}the model that is in {options.out} now")
 
 
-def _plan(options: FitOptions, predictor: Predictor, pairs: Pairs, valid: Pairs | None, draft: Path, say: Say) -> None:
+def _plan(options: FitOptions, predictor: Predictor, pairs: tuple[Pairs | None, ...], draft: Path, say: Say) -> None:
     """Write down what is trained on what; an interrupted run of the same is resumed, one of another refused."""
     note, model = draft / "plan.json", predictor.model
-    data = [some and (some.inputs, some.outputs) for some in (pairs, valid)]
+    data = [some and (some.inputs, some.outputs) for some in pairs]
     parts = model.kernel, model.sketch, model.regressor, model.decoder, predictor.input, predictor.output
     identity = fingerprint(__version__, options.seed, parts, data)
     if options.restart:
@@ -223,11 +241,13 @@ def _plan(options: FitOptions, predictor: Predictor, pairs: Pairs, valid: Pairs 
     write_json(note, {"fingerprint": identity})
 
 
-def _train(predictor: Predictor, pairs: Pairs, valid: Pairs | None, draft: Path, say: Say) -> Predictor:
+def _train(
+    predictor: Predictor, pairs: Pairs, valid: Pairs | None, kept: Pairs | None, draft: Path, say: Say
+) -> Predictor:
     """Train the model; its checkpoints stay in the draft folder until the model is saved."""
     started, model, regressor = time.perf_counter(), predictor.model, predictor.model.regressor
     model.regressor = _keep_training(regressor, str(draft / "training"))
-    predictor = predictor.train(pairs, valid)
+    predictor = predictor.train(pairs, valid, kept)
     model.regressor = regressor
     say(f"Fitted in {time.perf_counter() - started:.0f} s")
     for line in model.report().splitlines():

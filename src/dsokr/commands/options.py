@@ -108,6 +108,10 @@ class PredictOptions(Options):
     candidates_column: Column = None
     top: Annotated[int | None, typer.Option(min=1, help="Candidates for each input; 10 by default.")] = None
     rule: Rule = None
+    coverage: Annotated[
+        float | None, typer.Option(help="All candidates of a set that holds the right one so often: 0.9.")
+    ] = None
+    max_error: Annotated[float | None, typer.Option(help="Answer only where at most this share is wrong: 0.05.")] = None
     keep: Annotated[str, typer.Option(help="Columns of the inputs to copy to the table, separated by commas.")] = ""
 
 
@@ -116,6 +120,15 @@ class RankOptions(PredictOptions):
     """Rank your own candidates for every input of a table."""
 
     candidates: Annotated[Path, CANDIDATES] = field()  # must be given
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(Options):
+    """Learn from pairs that were not trained on how far to trust the model: for --coverage and --max-error."""
+
+    model: Folder
+    pairs: Annotated[Path, typer.Argument(help="Table of pairs, with the columns of training.")]
+    group: Annotated[str | None, typer.Option(help="A column: coverage holds within each of its values.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 
 from dsokr.commands.cells import count_of, parse_numbers
+from dsokr.commands.guarantee import Guard
 from dsokr.commands.options import EmbedOptions, PredictOptions, Result, Say
 from dsokr.commands.predictor import Predictor, read_column
 from dsokr.commands.tables import Problems, Table, check_writable, without_compression, write_skipped, write_table
+from dsokr.conformal import LISTED, Conformal
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.scan import Scan
 from dsokr.errors import InputError, Interrupted
@@ -23,7 +26,7 @@ from dsokr.rules import Rule, check_rule
 BLOCK = 8192  # candidates read at once
 TOP = 10  # candidates for each input
 
-Hits = list[list[tuple[str, str, float]]]  # the answers to every input: cell, name or "", score; best first
+Hits = list[list[tuple[Any, ...]]]  # the answers to every input: cell, name or "", score, probabilities; best first
 
 
 class Library:
@@ -90,13 +93,16 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
         raise InputError(f"{table.path} is a list. The inputs have {len(columns)} columns: {', '.join(columns)}.")
     names = table.columns[:1] if table.is_list else columns
     keep = table.find_columns([options.keep]) if options.keep else []
-    rows = table.read(problems, [*names, *keep])
+    group = predictor.sure.pairs_.get("column") if predictor.sure is not None and options.coverage is not None else None
+    rows = table.read(problems, [*names, *keep, *(table.check_columns([group]) if group else [])])
     cells, read = read_column(rows, predictor.input, problems, names=names)
     if not read.good:
         raise table.unusable(problems)
     problems.check()
-    hits, candidates, duplicates = _answer(predictor, predictor.model.coefficients(read.values), options, problems, say)
-    taken = {"row", "input", "rank", "prediction", "name", "score"}
+    groups = take(rows.cells[group], read.good) if group else None
+    z = predictor.model.coefficients(read.values)
+    hits, candidates, duplicates = _answer(predictor, z, groups, options, problems, say)
+    taken = {"row", "input", "rank", "prediction", "name", "score", "probability", "confidence"}
     shown: dict[str, list[Any]] = {"row": rows.numbers}
     shown |= {f"kept_{name}" if name in taken else name: rows.cells[name] for name in keep}
     shown |= {"input": cells} if len(columns) == 1 else {}
@@ -106,6 +112,9 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     what = f"{_describe(candidates, duplicates)} ranked" if candidates else "Predictions"
     counts = {"inputs": len(hits), "candidates": candidates, "duplicates": duplicates, "skipped": len(problems.found)}
     texts = [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"]
+    if options.max_error is not None:
+        counts["left_out"] = sum(not some for some in hits)
+        texts.insert(1, f"Left out, as an answer would not be safe: {counts['left_out']} of them.")
     return Result({"out": str(options.out), **counts}, texts)
 
 
@@ -119,23 +128,65 @@ def _check_options(options: PredictOptions) -> None:
             raise InputError(f"--{name.replace('_', '-')} is about candidates. Name them with --candidates.")
     if options.rule is not None:
         check_rule(options.rule)
+        if options.coverage is not None or options.max_error is not None:
+            raise InputError(
+                "--rule cannot be chosen with --coverage or --max-error: scores are calibrated by one rule."
+            )
 
 
 def _answer(
-    predictor: Predictor, z: Tensor, options: PredictOptions, problems: Problems, say: Say
+    predictor: Predictor, z: Tensor, groups: Any, options: PredictOptions, problems: Problems, say: Say
 ) -> tuple[Hits, int, int]:
     """Return the decoder's answers, or the best candidates and the numbers of distinct and of repeated ones."""
+    is_guarded, sure = options.coverage is not None or options.max_error is not None, predictor.sure
+    if is_guarded and sure is None:
+        raise InputError(
+            f"{options.model} is not calibrated. Run `dsokr calibrate {options.model} pairs.csv`, with pairs that were "
+            "not trained on."
+        )
     if options.candidates is None:
-        return [[(cell, "", score.item())] for cell, score in zip(*predictor.decode(z), strict=True)], 0, 0
-    top = options.top or TOP
+        if sure is None:
+            return [[(cell, "", score.item())] for cell, score in zip(*predictor.decode(z), strict=True)], 0, 0
+        return _answer_surely(predictor, sure, z, groups, options), 0, 0
+    top, asked = options.top or TOP, z
     rule: Any = options.rule or predictor.rule
+    if is_guarded and sure is not None:  # ranked for the calibration's inputs, too: this list is another
+        top, asked = LISTED, torch.cat([sure.pairs_["z"].to(z), z])
     if options.candidates.is_dir():
         index = open_index(predictor, options.candidates)
-        return _list_hits(index.search(z, top, rule), lambda at: (index.texts[at], index.names[at])), len(index), 0
-    library = Library(predictor, options.candidates, options.candidates_column, problems)
-    hits = rank_library(library, z, top, rule, say)
-    skipped = len(problems.by_row(library.table.path))
-    return hits, library.candidates, library.rows - library.candidates - skipped
+        hits = _list_hits(index.search(asked, top, rule), lambda at: (index.texts[at], index.names[at]))
+        counts = len(index), 0
+    else:
+        library = Library(predictor, options.candidates, options.candidates_column, problems)
+        hits = rank_library(library, asked, top, rule, say)
+        skipped = len(problems.by_row(library.table.path))
+        counts = library.candidates, library.rows - library.candidates - skipped
+    if is_guarded and sure is not None:
+        scores = torch.tensor([[hit[2] for hit in some] for some in hits], dtype=torch.float64)
+        n = len(hits) - len(z)
+        hits = _guard(Guard(sure.calibrate_for(scores[:n]), options, groups), z, scores[n:], hits[n:])
+    return hits, *counts
+
+
+def _answer_surely(predictor: Predictor, sure: Conformal, z: Tensor, groups: Any, options: PredictOptions) -> Hits:
+    """The answers of a calibrated model; one for each input, unless sets are wanted."""
+    best = sure.find_best(z)
+    if best.indices is not None:
+        cells = [[predictor.known[at] for at in row] for row in best.indices.tolist()]
+    else:
+        values = (predictor.model.known_.form.restore(outputs) for outputs in best.outputs)
+        cells = [[predictor.output.format(value) for value in some] for some in values]
+    hits = [[(c, "", s) for c, s in zip(*row, strict=False)] for row in zip(cells, best.scores.tolist(), strict=True)]
+    if options.coverage is None:
+        options = replace(options, top=1)
+    return _guard(Guard(sure.calibration, options, groups), z, best.scores, hits)
+
+
+def _guard(guard: Guard, z: Tensor, scores: Tensor, hits: Hits) -> Hits:
+    """Keep the hits that are answers, with their probabilities, and the confidence in the first."""
+    sizes, probabilities, confidence = guard.judge(z, scores)
+    rows = zip(hits, sizes, probabilities.tolist(), confidence.tolist(), strict=True)
+    return [[(*hit, p, sure) for hit, p in zip(some[:n], ps, strict=False)] for some, n, ps, sure in rows]
 
 
 def rank_library(library: Library, z: Tensor, top: int, rule: Rule, say: Say) -> Hits:
@@ -160,13 +211,14 @@ def _list_hits(found: Ranking, look_up: Callable[[int], tuple[str, str]]) -> Hit
 def _write_answers(path: Path, shown: Mapping[str, list[Any]], hits: Hits, columns: Sequence[str]) -> None:
     """Write a row for every answer: what is shown of the input, rank, prediction (by column), name and score."""
     predictions = [f"prediction_{name}" for name in columns] if len(columns) > 1 else ["prediction"]
-    names = ["name"] if any(name for some in hits for _, name, _ in some) else []
+    names = ["name"] if any(hit[1] for some in hits for hit in some) else []
     lines = []
     for *before, some in zip(*shown.values(), hits, strict=True):
-        for rank, (cell, name, score) in enumerate(some, start=1):
+        for rank, (cell, name, *numbers) in enumerate(some, start=1):
             cells = parse_numbers(cell, columns).tolist() if len(columns) > 1 else [cell]
-            lines.append([*before, rank, *cells, *([name] if names else []), float(f"{score:.7g}")])
-    write_table(path, [*shown, "rank", *predictions, *names, "score"], lines)
+            lines.append([*before, rank, *cells, *([name] if names else []), *(float(f"{x:.7g}") for x in numbers)])
+    width = max((len(hit) for some in hits for hit in some), default=3) - 2
+    write_table(path, [*shown, "rank", *predictions, *names, *("score", "probability", "confidence")[:width]], lines)
 
 
 def _describe(candidates: int, duplicates: int) -> str:

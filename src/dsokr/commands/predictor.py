@@ -24,6 +24,7 @@ from dsokr.commands.cells import suggest
 from dsokr.commands.columns import Kind, Letters, Molecule, OutputKind, Read
 from dsokr.commands.options import FitOptions
 from dsokr.commands.tables import Problems, Rows, Table, write_table
+from dsokr.conformal import FILE, Conformal
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
 from dsokr.errors import InputError, ModelFolderError, check_k
 from dsokr.estimator import DSOKR, REPEATED
@@ -109,6 +110,7 @@ class Predictor:
     output: OutputKind
     known: list[str] = field(default_factory=list)  # the outputs seen in fit, in the order of ``model.known_``
     facts: dict[str, Any] = field(default_factory=dict)  # options and results of the fit; JSON
+    sure: Conformal | None = None  # how far to trust it, if it was calibrated
 
     @staticmethod
     def fit(model: DSOKR, input: Kind, output: OutputKind, inputs: Sequence[Any], outputs: Sequence[Any]) -> Predictor:
@@ -118,16 +120,18 @@ class Predictor:
         pairs = Pairs(list(range(len(inputs))), list(inputs), list(outputs), X, Y)
         return Predictor(model, input, output).train(pairs)
 
-    def train(self, pairs: Pairs, validation: Pairs | None = None) -> Predictor:
+    def train(self, pairs: Pairs, validation: Pairs | None = None, kept: Pairs | None = None) -> Predictor:
         """Train the model and return the predictor with the outputs it knows.
 
-        A decoder over candidates gets all distinct outputs, those of the validation pairs too (a list without the right
-        answers says little about ranking), and the rule by which the right answers rank highest.
+        A decoder over candidates gets all distinct outputs, those of the validation pairs and of others that are kept
+        apart too (a list without the right answers says little about ranking), and the rule by which the right answers
+        rank highest.
         """
         model, cells, ys = self.model, pairs.outputs, as_outputs(pairs.Y)
         is_listed = isinstance(model.decoder, Candidates)
-        if is_listed and validation is not None:
-            cells, ys = [*cells, *validation.outputs], concatenate(ys, as_outputs(validation.Y))
+        for others in (validation, kept):
+            if is_listed and others is not None:
+                cells, ys = [*cells, *others.outputs], concatenate(ys, as_outputs(others.Y))
         first = distinct(ys)
         if is_listed:
             model.decoder = replace(model.decoder, outputs=take(ys, first))
@@ -192,6 +196,8 @@ class Predictor:
             kinds = {name: write_expression(kind, columns) for name, kind in self.kinds().items()}
             write_json(draft / "task.json", {**kinds, "facts": self.facts})
             write_table(draft / "candidates.csv", ["output"], ([cell] for cell in self.known))
+            if self.sure is not None:
+                self.sure.write(draft / FILE)
             write_further(draft)
 
         self.model.save(folder, write_files)
@@ -216,7 +222,8 @@ class Predictor:
             if len(known) != len(model.known_):
                 raise ValueError("candidates.csv does not list the outputs that the model knows")
             input, output = (parse_expression(task[name], columns) for name in ("input", "output"))
-            return cls(model, input, output, known, task["facts"])
+            sure = Conformal.load(folder, model=model) if (folder / FILE).is_file() else None
+            return cls(model, input, output, known, task["facts"], sure)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelFolderError(f"{folder} is damaged: {error}.") from error
 

@@ -1,0 +1,95 @@
+"""Answers with a guarantee on the command line: calibration, sets and safe answers, and whether promises are kept."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsokr.commands.cells import count_of
+from dsokr.commands.options import CalibrateOptions, PredictOptions, Result, Say
+from dsokr.commands.predictor import Pairs, Predictor, read_pairs
+from dsokr.commands.tables import Problems, Table
+from dsokr.conformal import FILE, Calibration, Conformal
+from dsokr.files import replace_file
+
+COVERAGES = (0.8, 0.9, 0.95)
+BINS = 10  # of a reliability diagram
+
+
+def calibrate(options: CalibrateOptions, problems: Problems, say: Say) -> Result:
+    """Calibrate a model on pairs that it was not trained on, and keep the calibration in its folder."""
+    predictor, table = Predictor.load(options.model, options.device), Table(options.pairs)
+    group = table.check_columns([options.group]) if options.group else []
+    rows = table.read(problems, [*predictor.input.columns, *predictor.output.columns, *group])
+    pairs = read_pairs(rows, predictor.input, predictor.output, predictor.basis.kernel, problems)
+    group_of = dict(zip(rows.numbers, rows.cells[group[0]], strict=True)) if group else {}
+    groups = [group_of[number] for number in pairs.rows] if group else None
+    sure = Conformal(predictor.model).calibrate(pairs.X, pairs.Y, groups)
+    sure.pairs_["column"] = options.group  # where later tables have the groups
+    with replace_file(options.model / FILE) as draft:
+        sure.write(draft)
+    sizes = describe_sizes(sure, pairs, groups)
+    facts = {"pairs": len(pairs), "skipped": len(problems.found), "median_set_size": sizes}
+    said = ", ".join(f"{size:g} at {coverage}" for coverage, size in sizes.items())
+    return Result(facts, [f"Calibrated on {count_of(len(pairs), 'pair')}. Members of a set in the median: {said}."])
+
+
+def describe_sizes(sure: Conformal, pairs: Pairs, groups: Any) -> dict[str, float]:
+    """The median number of listed members of sets, by the coverages for which there are enough pairs."""
+    n = min(map(len, sure.calibration.strangeness.values()))
+    found = {}
+    for coverage in (c for c in COVERAGES if (n + 1) * (1 - c) >= 1):
+        sets = sure.predict_set(pairs.X, coverage, groups)
+        found[f"{coverage:.0%}"] = float(np.median([each.size or len(each.outputs) for each in sets]))
+    return found
+
+
+class Guard:
+    """Which of the best outputs of inputs are answers, by --coverage and --max-error, and how probable they are."""
+
+    def __init__(self, calibration: Calibration, options: PredictOptions, groups: Any = None):
+        self.calibration, self.options, self.groups = calibration, options, groups
+
+    def judge(self, z: Tensor, scores: Tensor) -> tuple[list[int], Tensor, Tensor]:
+        """The number of answers to every input, the probabilities of all (n, k), and the confidence in the first (n,).
+
+        Scores are −∞ where an input has fewer outputs.
+        """
+        options, top = self.options, self.options.top or scores.shape[1]
+        if options.coverage is None:
+            sizes = scores.isfinite().sum(dim=1)
+        else:
+            least = self.calibration.find_threshold(z, scores, options.coverage, self.groups)
+            sizes = (scores >= least[:, None]).sum(dim=1)
+        confidence = self.calibration.find_confidence(z, scores)
+        if options.max_error is not None:
+            is_safe = confidence >= self.calibration.find_safe(options.max_error)
+            sizes = torch.where(is_safe, sizes, 0)
+        return sizes.clamp(max=top).tolist(), self.calibration.find_probabilities(z, scores), confidence
+
+
+def keep_promises(predictor: Predictor, pairs: Pairs) -> dict[str, Any]:
+    """How often sets hold the right answer, how well confidence and truth agree, and the errors of safe answers."""
+    sure: Any = predictor.sure
+    enough = [c for c in COVERAGES if (len(sure.calibration.right) + 1) * (1 - c) >= 1]
+    coverage = [] if sure.pairs_["groups"] else [sure.check(pairs.X, pairs.Y, c) for c in enough]
+    z = predictor.model.coefficients(pairs.X)
+    best = sure.find_best(z)
+    confidence, right = sure.calibration.find_confidence(z, best.scores).cpu(), sure.is_right(best, pairs.Y).cpu()
+    order = confidence.argsort(descending=True, stable=True)
+    wrong = (~right[order]).double().cumsum(0) / torch.arange(1, len(order) + 1)
+    shares = [max(1, round(len(order) * share / BINS)) for share in range(1, BINS + 1)]
+    bins = (confidence * BINS).long().clamp(max=BINS - 1)
+    rows = [
+        {"confidence": confidence[bins == b].mean().item(), "right": right[bins == b].double().mean().item(), "n": n}
+        for b in range(BINS)
+        if (n := int((bins == b).sum()))
+    ]
+    error = sum(row["n"] * abs(row["confidence"] - row["right"]) for row in rows) / len(right)
+    return {
+        "coverage": [{**test._asdict(), "text": str(test)} for test in coverage],
+        "calibration_error": error,
+        "reliability": rows,
+        "risk": [{"answered": n / len(order), "wrong": wrong[n - 1].item()} for n in shares],
+    }
