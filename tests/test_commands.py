@@ -851,7 +851,7 @@ def test_numbers_are_equal_inputs_however_they_are_written(tmp_path):
     rows = [[f"{x / 8}0" if again else x / 8, x] for again in range(2) for x in range(20)]
     table = write(tmp_path / "t.csv", ["x", "y"], rows)
     options = FitOptions(train=table, input=["x"], output=["y"], out=tmp_path / "m", validation_fraction=0.2)
-    _, pairs, valid = fit.prepare(options, Problems())
+    _, pairs, valid, _ = fit.prepare(options, Problems())
     train, held_out = ({float(cell) for cell in some.inputs} for some in (pairs, valid))
     assert not train & held_out and len(valid) == 8
 
