@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from dsokr import DSOKR, decoders, kernels, sketches
 from dsokr.commands.columns import Labels, Vector
 from dsokr.commands.predict import open_index
 from dsokr.commands.predictor import Predictor
+from dsokr.conformal import Calibration
 from dsokr.errors import InputError
 from dsokr.regressors import KernelRidge
 from serving import DIM, MOLECULES, HandMade, Kind, running
@@ -90,6 +92,56 @@ def test_predict_is_the_search(client, model):
         assert [hit["name"] for hit in result["hits"]] == [index.names[i] for i in indices]
         assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
         assert all(-1 <= hit["cosine"] <= 1 for hit in result["hits"])
+
+
+@dataclass
+class Sure:
+    """A calibration whose right candidates came first or second."""
+
+    n: int = 60
+    groups: list[str] | None = None
+
+    @property
+    def pairs_(self):
+        z = torch.randn(self.n, DIM, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        return {"z": z, "groups": self.groups}
+
+    def calibrate_for(self, scores):
+        second = torch.arange(self.n) % 3 == 0
+        own = torch.where(second, scores[:, 1], scores[:, 0])
+        return Calibration.of(self.pairs_["z"], scores, own, ~second)
+
+
+def test_probabilities_sets_and_confidence():
+    model = HandMade()
+    model.sure = Sure()
+    client, body = Client(model), {"inputs": ["ethanol", "water"], "k": 5}
+    assert client.get("/health").json()["coverage"] == 0.9
+    calibration = model.sure.calibrate_for(model.index().search(model.sure.pairs_["z"], 100, "cosine").scores)
+    z = model.coefficients(body["inputs"])
+    scores = model.index().search(z, 100, "cosine").scores
+    expected = calibration.find_probabilities(z, scores)[:, :5].tolist()
+    sizes = {}
+    for coverage in (0.5, 0.9):
+        results = client.predict(body | {"coverage": coverage}).json()["results"]
+        for result, probabilities in zip(results, expected, strict=True):
+            assert [hit["probability"] for hit in result["hits"]] == pytest.approx(probabilities)
+            assert 0 < result["confidence"] < 1 and result["hits"][0]["in_set"]
+        sizes[coverage] = sum(hit["in_set"] for result in results for hit in result["hits"])
+    assert sizes[0.5] <= sizes[0.9] < 10
+    other = client.predict(body | {"rule": "kernel"}).json()["results"][0]  # calibrated by another rule
+    assert other["confidence"] is None and other["hits"][0]["probability"] is None
+    refused(client.predict(body | {"coverage": 0.999}), 422, "needs at least 999 pairs")
+    refused(client.predict(body | {"coverage": 1.5}), 422, "less than 1")
+    model.sure = Sure(n=8)
+    few = Client(model)
+    assert few.get("/health").json()["coverage"] is None
+    assert few.predict(body).json()["results"][0]["hits"][0]["in_set"] is None
+
+
+def test_a_model_that_is_not_calibrated_has_no_probabilities(client):
+    result = client.predict({"inputs": ["ethanol"]}).json()["results"][0]
+    assert result["confidence"] is None and result["hits"][0]["probability"] is result["hits"][0]["in_set"] is None
 
 
 def test_defaults_and_coefficients(client, model):

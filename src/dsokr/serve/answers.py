@@ -1,20 +1,24 @@
 """The questions and answers of the JSON interface, and how a model and an index answer; no HTTP in here."""
 
+from __future__ import annotations
+
 import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor
 
+from dsokr.conformal import Calibration
+from dsokr.decoders import Ranking
 from dsokr.errors import InputError, MissingExtraError, check_fields
 from dsokr.index import CandidateIndex
 from dsokr.index.candidates import LARGEST
@@ -24,6 +28,8 @@ LARGEST_INPUT = 3.4e38  # networks compute in single precision
 PICTURE_SIZE = (260, 190)  # pixels
 MOST_ATOMS = 100  # RDKit blocks all other threads while it draws: 45 ms for this many atoms
 MOST_PICTURES = 1000  # in the cache
+POOL = 100  # candidates, at least, that probabilities are computed from
+COVERAGE = 0.9  # of sets, if nothing else is asked for
 ATOM = re.compile(r"\[[^]]*]|Br|Cl|[A-Za-z*]")
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # as in JSON: 10 or 10.0, but not true or "10"
 Count = Annotated[Number, AfterValidator(int)]
@@ -54,6 +60,8 @@ class Hit(BaseModel):
     name: str = Field(description="Its name in the library, or an empty string.")
     score: float = Field(description="By the decoding rule; larger is better.")
     cosine: float = Field(description="Cosine of prediction and candidate, from -1 to 1, whatever the rule.")
+    probability: float | None = Field(description="That it is the right one; null if the model is not calibrated.")
+    in_set: bool | None = Field(description="Whether it is in the set that holds the right one as often as asked.")
 
 
 class Prediction(BaseModel):
@@ -68,6 +76,7 @@ class Result(BaseModel):
     """The best candidates for one input, best first, and the model's own answer."""
 
     hits: list[Hit]
+    confidence: float | None = Field(description="The probability that the first is right, if the model is calibrated.")
     prediction: Prediction | None = Field(description="If predict was set and the model searches, see /health.")
 
 
@@ -100,6 +109,10 @@ def build_question_model(facts: dict[str, Any]) -> Any:
         **either,
         "k": (Count, Field(min(10, most), multiple_of=1, ge=1, le=most, description="Number of candidates.")),
         "rule": (Rule, Field(facts["rule"], description=f"The decoding rule: {', '.join(RULES)}.")),
+        "coverage": (
+            Number | None,
+            Field(facts["coverage"], gt=0, lt=1, description="How often sets must hold the right candidate."),
+        ),
         "predict": (bool, Field(False, strict=True, description="Whether to add the model's own answer.")),
     }
     config = ConfigDict(extra="forbid", json_schema_extra={"oneOf": [{"required": [name]} for name in either]})
@@ -131,21 +144,48 @@ class BadInput(InputError):
         super().__init__(f"{self.where}: {reason}")
 
 
-def answer(model: Any, index: CandidateIndex, questions: Sequence[Any]) -> list[Any]:
+class Trust(NamedTuple):
+    """How far to trust the best candidates of an index, by the rule of the model."""
+
+    calibration: Calibration
+    k: int  # candidates that probabilities are computed from
+    rule: Rule
+
+    @staticmethod
+    def of(model: Any, index: CandidateIndex, limits: Limits) -> Trust | None:
+        """Calibrate for the index, if the model is calibrated and its groups, if any, can be left aside."""
+        sure = getattr(model, "sure", None)
+        if sure is None or sure.pairs_["groups"] is not None:
+            return None
+        k = max(POOL, limits.k)
+        return Trust(
+            sure.calibrate_for(index.search(sure.pairs_["z"].cpu().double(), k, model.rule).scores), k, model.rule
+        )
+
+    def coverage(self) -> float | None:
+        """What is promised if nothing is asked for: COVERAGE, if there are pairs enough for it."""
+        with suppress(InputError):
+            self.calibration.find_threshold(torch.ones(1, 1), torch.zeros(1, 1), COVERAGE)
+            return COVERAGE
+        return None
+
+
+def answer(model: Any, index: CandidateIndex, questions: Sequence[Any], trust: Trust | None = None) -> list[Any]:
     """Answer several questions at once: with one pass of the network and one search for each rule.
 
-    An answer is an exception or, for every input, the best candidates, best first; the coefficients (n, p); and notes
-    that say why it may be a guess. If a question fails or needs a note of its own, each is answered alone.
+    An answer is an exception or, for every input, the best candidates, best first, and the confidence in the first; the
+    coefficients (n, p); and notes that say why it may be a guess. If a question fails or needs a note of its own, each
+    is answered alone.
     """
     try:
         with _collect_warnings() as notes:
             z = _predict(model, questions)
         if not notes or len(questions) == 1:
-            return _rank(index, questions, z, notes)
+            return _rank(index, questions, z, notes, trust)
     except InputError as error:
         if len(questions) == 1:
             return [error]
-    return [found for question in questions for found in answer(model, index, [question])]
+    return [found for question in questions for found in answer(model, index, [question], trust)]
 
 
 def _predict(model: Any, questions: Sequence[Any]) -> list[Tensor]:
@@ -170,22 +210,42 @@ def _run_network(model: Any, inputs: list[str]) -> Tensor:  # (n, p)
     return z
 
 
-def _rank(index: CandidateIndex, questions: Sequence[Any], z: list[Tensor], notes: list[str]) -> list[Any]:
+def _rank(
+    index: CandidateIndex, questions: Sequence[Any], z: list[Tensor], notes: list[str], trust: Trust | None
+) -> list[Any]:
     answers = {}
     for rule in {question.rule for question in questions}:
         chosen = [at for at, question in enumerate(questions) if question.rule == rule]
-        rows = _search(index, torch.cat([z[at] for at in chosen]), max(questions[at].k for at in chosen), rule)
-        for at in chosen:
-            answers[at] = [next(rows)[: questions[at].k] for _ in z[at]], z[at], notes
+        judge = trust if trust is not None and rule == trust.rule else None
+        k = max(questions[at].k for at in chosen)
+        ranking = index.search(torch.cat([z[at] for at in chosen]), k if judge is None else max(k, judge.k), rule)
+        sizes = [len(z[at]) for at in chosen]
+        for at, *part in zip(chosen, *(columns.split(sizes) for columns in ranking), strict=True):
+            answers[at] = list(_describe(index, questions[at], z[at], Ranking(*part), judge)), z[at], notes
     return [answers[at] for at in range(len(questions))]
 
 
-def _search(index: CandidateIndex, z: Tensor, k: int, rule: Rule) -> Iterator[list[dict[str, Any]]]:
-    ranking = index.search(z, k, rule)
-    for columns in zip(*(part.tolist() for part in (*ranking, index.cosines(z, ranking.indices))), strict=True):
+def _describe(
+    index: CandidateIndex, question: Any, z: Tensor, ranking: Ranking, trust: Trust | None
+) -> Iterator[dict[str, Any]]:
+    """The hits of every input, with what is known of their probability."""
+    k, scores = question.k, ranking.scores
+    indices = ranking.indices[:, :k]
+    numbers = [indices, scores[:, :k], index.cosines(z, indices)]
+    unknown: list[list[None]] = [[None] * indices.shape[1]] * len(z)
+    probability: list[Any] = unknown
+    in_set: list[Any] = unknown
+    confidence: list[Any] = [None] * len(z)
+    if trust is not None:
+        probability = trust.calibration.find_probabilities(z, scores)[:, :k].tolist()
+        confidence = trust.calibration.find_confidence(z, scores).tolist()
+        if question.coverage is not None:
+            least = trust.calibration.find_threshold(z, scores, question.coverage)
+            in_set = (scores[:, :k] >= least[:, None]).tolist()
+    for sure, *columns in zip(confidence, *(part.tolist() for part in numbers), probability, in_set, strict=True):
         hits = enumerate(zip(*columns, strict=True), start=1)
-        values = ((rank, at, index.texts[at], index.names[at], score, cosine) for rank, (at, score, cosine) in hits)
-        yield [dict(zip(Hit.model_fields, hit, strict=True)) for hit in values]
+        values = ((rank, at, index.texts[at], index.names[at], *others) for rank, (at, *others) in hits)
+        yield {"hits": [dict(zip(Hit.model_fields, hit, strict=True)) for hit in values], "confidence": sure}
 
 
 @contextmanager

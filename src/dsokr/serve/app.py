@@ -26,7 +26,7 @@ from dsokr import __version__
 from dsokr.errors import InputError, import_extra
 from dsokr.index import CandidateIndex
 from dsokr.rules import RULES
-from dsokr.serve.answers import Answer, Limits, Problem, answer, build_question_model, decode, load_drawing
+from dsokr.serve.answers import Answer, Limits, Problem, Trust, answer, build_question_model, decode, load_drawing
 from dsokr.serve.batches import Batches, Busy
 
 PAGE = Path(__file__).parent / "page"
@@ -62,7 +62,8 @@ def create_app(
     ``searches``, ``coefficients`` and ``decode``.
     """
     draw = load_drawing()
-    rankings = Batches(lambda questions: answer(predictor, index, questions), limits.rows, limits.waiting)
+    trust = Trust.of(predictor, index, limits)
+    rankings = Batches(lambda questions: answer(predictor, index, questions, trust), limits.rows, limits.waiting)
     predictions = Batches(lambda asked: [decode(predictor, *one) for one in asked], 1, limits.waiting)  # may be slow
     pictures = Batches(lambda asked: [draw(smiles) for smiles in asked if draw], 1, limits.waiting)
 
@@ -85,6 +86,7 @@ def create_app(
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_HOSTS + _check_hosts(hosts), www_redirect=False)
     app.add_middleware(Guard, limits=limits)  # around the other
     facts = {**_describe(predictor, index, limits), "drawing": draw is not None, "examples": list(examples)}
+    facts["coverage"] = trust and trust.coverage()
     _add_predict(app, rankings, predictions, facts)
     _add_health(app, facts)
     _add_drawing(app, pictures, facts)
@@ -130,7 +132,7 @@ def _add_predict(app: FastAPI, rankings: Batches, predictions: Batches, facts: d
         """Find the k best candidates for every input and, on request, the model's own answer."""
         start = time.perf_counter()
         best, coefficients, notes = await rankings.ask(body, len(body.inputs or body.coefficients), seconds)
-        results: list[dict[str, Any]] = [{"hits": hits, "prediction": None} for hits in best]
+        results: list[dict[str, Any]] = [{**found, "prediction": None} for found in best]
         for z, result in zip(coefficients, results, strict=True):
             if body.predict and facts["searches"]:
                 texts, left = [hit["output"] for hit in result["hits"]], start + seconds - time.perf_counter()

@@ -182,7 +182,7 @@ function setBusy(on) {
 function clear() {
   shown = null;
   hits.replaceChildren();
-  for (const part of ["own", "bar", "notes"]) byId(part).hidden = true;
+  for (const part of ["own", "bar", "notes", "trust"]) byId(part).hidden = true;
   byId("empty").hidden = false;
   byId("empty-text").textContent = query.value.trim() ? "Nothing to show." : emptyText();
   document.title = "dsokr";
@@ -205,7 +205,22 @@ function show(answer) {
   byId("notes").textContent = answer.notes.join(" ");
   const what = draws() ? "molecules" : "candidates";
   byId("status").textContent = `The best ${found.length} of ${formatCount(answer.candidates)} ${what}, in ${Math.max(1, Math.round(answer.milliseconds))} ms`;
+  byId("trust").hidden = answer.results[0].confidence == null;
+  byId("trust").textContent = describeTrust(answer.results[0]);
   document.title = `${shown.input.slice(0, 60)} · dsokr`;
+}
+
+function formatShare(share) {
+  return share < 0.001 ? "< 0.1 %" : `${(100 * share).toPrecision(share > 0.995 ? 3 : 2)} %`;
+}
+
+function describeTrust({ confidence, hits: found }) {
+  if (confidence == null) return "";
+  const first = `The first is right with probability ${formatShare(confidence)}.`;
+  const members = found.filter((hit) => hit.in_set).length;
+  if (!members) return first;
+  const size = members < found.length ? `the first ${members}` : "more than these";
+  return `${first} A set that holds the right one in ${formatShare(model.coverage)} of all cases: ${size}.`;
 }
 
 // A prediction that is also a hit is shown with the hit's name and cosine, and not again below.
@@ -247,13 +262,16 @@ function makeCard(hit) {
   part(".name").title = hit.name;
   part("code").append(...formatOutput(hit.output));
   part("code").title = hit.output;
+  const isSure = hit.probability != null; // calibrated: a probability says more than a cosine
   if (hit.cosine === undefined) part(".meter").remove();
+  else if (isSure) fillMeter(part(".meter"), hit.probability, `Probability of ${called}`);
   else fillMeter(part(".meter"), Math.min(Math.max(hit.cosine, 0), 1), `Cosine of ${called}`);
-  for (const name of ["cosine", "score"]) {
+  item.classList.toggle("outside", hit.in_set === false);
+  for (const name of [isSure ? "probability" : "cosine", "score"]) {
     if (hit[name] === undefined) continue;
     const strong = document.createElement("b");
-    strong.textContent = formatNumber(hit[name]);
-    part(`.${name}`).append(`${name} `, strong);
+    strong.textContent = name === "probability" ? formatShare(hit[name]) : formatNumber(hit[name]);
+    part(name === "score" ? ".score" : ".cosine").append(`${name} `, strong);
   }
   const copy = part(".copy");
   copy.title = draws() ? "Copy the SMILES" : "Copy";
@@ -293,8 +311,8 @@ function writeCsv() {
   const quoted = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
   const several = model.output_columns.length > 1;
   const outputs = several ? model.output_columns.map((name) => `output_${name}`) : ["output"];
-  const head = ["rank", ...outputs, "name", "score", "cosine", "rule", "input"];
-  const row = (h, rank, rule) => [rank, ...(several ? splitNumbers(h.output) : [h.output]), h.name ?? "", h.score, h.cosine ?? "", rule, shown.input];
+  const head = ["rank", ...outputs, "name", "score", "cosine", "probability", "in_set", "rule", "input"];
+  const row = (h, rank, rule) => [rank, ...(several ? splitNumbers(h.output) : [h.output]), h.name ?? "", h.score, h.cosine ?? "", h.probability ?? "", h.in_set ?? "", rule, shown.input];
   const rows = shown.hits.map((hit) => row(hit, hit.rank, shown.rule));
   if (shown.prediction) rows.unshift(row(shown.prediction, "predicted", model.rule));
   return [head, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
