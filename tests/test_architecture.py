@@ -27,7 +27,7 @@ LAYERS = [
     {"index"},
     {"selection"},
     {"estimator"},
-    {"ensemble", "testing"},
+    {"ensemble", "explain", "testing"},
     {"serve"},
     {"commands"},
 ]
@@ -96,7 +96,7 @@ def imported_modules(path: Path) -> set[str]:
 
 def test_the_house_stays_small():
     """The limits of the design: modules at the top level, and lines in a file."""
-    assert len(list(SOURCE.glob("*.py"))) <= 16
+    assert len(list(SOURCE.glob("*.py"))) <= 18
     assert not [path for path in modules() if len(path.read_text(encoding="utf-8").splitlines()) > 400]
 
 
