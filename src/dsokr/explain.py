@@ -98,7 +98,7 @@ def explain(
         split = _by_feature(split) if by == "feature" else split
         shares = _weigh(anchors, combine_anchors(basis, z[at]), split.scaled(factor[at].cpu().numpy()))
         found += zip(np.split(shares, split.starts[1:-1]), np.split(split.places, split.starts[1:-1]), strict=True)
-    return [Explanation(scores[i], *own, rest[i]) for i, own in enumerate(found)]
+    return [Explanation(scores[i], shares, places, rest[i]) for i, (shares, places) in enumerate(found)]
 
 
 def _check_rule(model: DSOKR, rule: Rule | None) -> Rule:

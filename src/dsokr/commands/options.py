@@ -109,6 +109,7 @@ class PredictOptions(Options):
     top: Annotated[int | None, typer.Option(min=1, help="Candidates for each input; 10 by default.")] = None
     rule: Rule = None
     keep: Annotated[str, typer.Option(help="Columns of the inputs to copy to the table, separated by commas.")] = ""
+    explain: Annotated[Path | None, typer.Option(help="Page to write: why the first answers have their scores.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from dsokr.commands.cells import count_of, parse_numbers
 from dsokr.commands.options import EmbedOptions, PredictOptions, Result, Say
 from dsokr.commands.predictor import Predictor, read_column
+from dsokr.commands.reasons import check_page, write_reasons
 from dsokr.commands.tables import Problems, Table, check_writable, without_compression, write_skipped, write_table
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.scan import Scan
@@ -105,8 +106,14 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     write_skipped(problems, without_compression(options.out).with_suffix(".skipped.csv"))
     what = f"{_describe(candidates, duplicates)} ranked" if candidates else "Predictions"
     counts = {"inputs": len(hits), "candidates": candidates, "duplicates": duplicates, "skipped": len(problems.found)}
-    texts = [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"]
-    return Result({"out": str(options.out), **counts}, texts)
+    texts: list[Any] = [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"]
+    facts: dict[str, Any] = {"out": str(options.out), **counts}
+    if options.explain is not None:
+        rule: Any = options.rule or predictor.rule
+        write_reasons(predictor, options.explain, take(cells, read.good), read.values, hits, rule)
+        facts["explain"] = str(options.explain)
+        texts.append(f"The reasons: {options.explain}")
+    return Result(facts, texts)
 
 
 def _check_options(options: PredictOptions) -> None:
@@ -119,6 +126,8 @@ def _check_options(options: PredictOptions) -> None:
             raise InputError(f"--{name.replace('_', '-')} is about candidates. Name them with --candidates.")
     if options.rule is not None:
         check_rule(options.rule)
+    if options.explain is not None:
+        check_page(options.explain, "explanation")
 
 
 def _answer(
