@@ -177,6 +177,8 @@ def test_bad_input_is_refused():
             explain(model, X[:1], wrong)
         with pytest.raises(InputError, match="Graph"):
             explain_input(model, X[0], wrong[0])
+    with pytest.raises(InputError, match="by must be 'place' or 'feature'. Got 'atom'."):
+        explain(model, X[:1], graphs(1), by="atom")
     with pytest.raises(InputError, match="rule must be one of"):
         explain(model, X[:1], graphs(1), rule="best")
     with pytest.raises(InputError, match="takes one input"):
@@ -230,6 +232,22 @@ def test_columns_of_a_row_are_left_out(as_rows):
         changed = rows[:1].copy()
         changed[0, place] = np.nan if as_rows is np.asarray else 0
         assert contribution == pytest.approx(one.score - model.scores(as_rows(changed), Y[:1]).item(), abs=1e-6)
+
+
+def test_a_single_column_can_be_left_out():
+    X = np.linspace(-1, 1, 40)[:, None]
+    Y = np.stack([X[:, 0] > 0, X[:, 0] <= 0], axis=1).astype(int)
+    model = DSOKR(kernels.Linear(), sketches.Full(), KernelRidge(), random_state=0).fit(X, Y)
+    one = explain_input(model, X[-1], Y[-1], reference=[-1.0])
+    lost = one.score - model.scores([[-1.0]], Y[-1:]).item()
+    assert one.contributions.tolist() == pytest.approx([lost])
+
+
+def test_views_are_not_taken_apart():
+    case = next(case for case in KERNELS if case.name == "views")
+    X, model = fitted(case, "kernel")
+    with pytest.raises(InputError, match="Nothing can be left out of outputs of type tuple"):
+        explain(model, X[:1], case.outputs(1))
 
 
 def test_a_reference_takes_the_place_of_a_column():
@@ -325,8 +343,7 @@ def test_words_with_large_attributions_matter():
     largest = worsening([one.contributions.argsort()[-3:] for one in found])
     drawn = [[rng.choice(len(text.split()), 3, replace=False) for text in texts] for _ in range(10)]
     random = np.mean([worsening(words) for words in drawn], axis=0)
-    print(
-        f"median rank {np.median(rank_truth(texts)):.0f}, worse by {np.median(largest):.1f} and {np.median(random):.1f}"
-    )
-    print(f"means: worse by {largest.mean():.0f} and {random.mean():.0f}")
+    print(f"median rank {np.median(rank_truth(texts)):.0f}")
+    print(f"worse by (medians) {np.median(largest):.1f}, at random {np.median(random):.1f}")
+    print(f"worse by (means) {largest.mean():.1f}, at random {random.mean():.1f}")
     assert np.median(largest) >= 5 * max(np.median(random), 1)

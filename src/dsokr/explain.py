@@ -18,6 +18,7 @@ import scipy.sparse as sp
 import torch
 from markupsafe import Markup
 from sklearn.utils import get_tags
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from dsokr.basis import SketchedBasis
@@ -80,6 +81,8 @@ def explain(
     True
     """
     z, (ys, _) = model.coefficients(X), canonical(Y, "Y")
+    if by not in ("place", "feature"):
+        raise InputError(f"by must be 'place' or 'feature'. Got {by!r}.")
     if len(z) != count(ys):
         raise InputError(f"Every input needs one output to explain. Got {len(z)} inputs and {count(ys)} outputs.")
     basis, rule = model.basis_, _check_rule(model, rule)
@@ -91,12 +94,16 @@ def explain(
     if anchors is None:
         one_by_one = (take(ys, slice(i, i + 1)) for i in range(len(scores)))
         return [_leave_out(basis, z[i : i + 1], y, scores[i], rule) for i, y in enumerate(one_by_one)]
+    ids, columns = np.unique(anchors.parts.ids, return_inverse=True)
+    starts, shape = anchors.parts.indptr[anchors.starts], (len(anchors), len(ids))
+    table = sp.csr_array((anchors.parts.values, columns, starts), shape=shape)  # φ(a_j); entries of one feature add up
     factor, offset = affine(rule, diag, torch.linalg.vecdot(psi, psi))
     rest, found = (offset + constant(rule, z)).tolist(), list[Any]()
     for at in torch.arange(len(z)).split(BLOCK):
         split: Any = basis.kernel.split(take(ys, at))
         split = _by_feature(split) if by == "feature" else split
-        shares = _weigh(anchors, combine_anchors(basis, z[at]), split.scaled(factor[at].cpu().numpy()))
+        weights = combine_anchors(basis, z[at]).cpu().numpy() @ table  # w, (outputs, features)
+        shares = _weigh(weights, ids, split.scaled(factor[at].cpu().numpy()))
         found += zip(np.split(shares, split.starts[1:-1]), np.split(split.places, split.starts[1:-1]), strict=True)
     return [Explanation(scores[i], shares, places, rest[i]) for i, (shares, places) in enumerate(found)]
 
@@ -114,12 +121,9 @@ def _by_feature(split: Split) -> Split:
     return Split(whole.indptr, whole.ids, alone)
 
 
-def _weigh(anchors: Split, c: Tensor, split: Split) -> np.ndarray:  # (places,)
-    """⟨w_i, part⟩ for every part of output i, where w_i = Σ_j c_ij φ(a_j)."""
-    ids, columns = np.unique(anchors.parts.ids, return_inverse=True)
-    starts, parts = anchors.parts.indptr[anchors.starts], split.parts
-    table = sp.csr_array((anchors.parts.values, columns, starts), shape=(len(anchors), len(ids)))
-    w = c.cpu().numpy() @ table  # (n, features)
+def _weigh(w: np.ndarray, ids: np.ndarray, split: Split) -> np.ndarray:  # (places,)
+    """⟨w_i, part⟩ for every part of output i; ``w`` has a column for each of the ``ids``, which are sorted."""
+    parts = split.parts
     owner = np.repeat(np.arange(len(split)), np.diff(parts.indptr[split.starts]))
     at = np.searchsorted(ids, parts.ids).clip(max=len(ids) - 1)
     values = parts.values * w[owner, at] * (ids[at] == parts.ids)
@@ -164,11 +168,12 @@ def explain_input(model: DSOKR, x: Any, y: Any, *, reference: Any = None, rule: 
     frame or a sparse matrix of one row. A column that is left out gets its value in the row ``reference``, say the mean
     of the training inputs. Without a reference it is missing if the model takes missing values, and 0 otherwise.
     """
+    check_is_fitted(model, "regressor_")
     rule, (ys, _) = _check_rule(model, rule), canonical(y if sp.issparse(y) else [y], "y")
     variants, parts, places = _vary_text(model, x) if isinstance(x, str) else _vary_row(model, x, reference)
     z, psi, diag = model.regressor_.predict(model.reader_.read(variants)), model.basis_.embed(ys), model.basis_.diag(ys)
     scores = score_pairs(z, psi.expand(len(z), -1), diag.expand(len(z)), rule).cpu().numpy()
-    lost = scores[0] - scores[1:] if len(places) != 1 else scores  # a single part has the whole score
+    lost = scores[0] - scores[1:] if len(scores) > 1 else scores[: len(places)]  # a single word has the whole score
     return Explanation(scores[0].item(), lost, places, None, parts)
 
 
@@ -190,7 +195,7 @@ def _vary_row(model: DSOKR, x: Any, reference: Any) -> tuple[Any, tuple[str, ...
     row = check_inputs(model, given, reset=False, allow_missing=takes_missing)
     if sp.issparse(row) and row.shape[0] == 1:
         variants, places = _remove_each(sp.csr_array(row))
-        return sp.vstack([row, variants], format="csr") if len(places) > 1 else row, (), places
+        return sp.vstack([row, variants], format="csr"), (), places
     if not isinstance(row, np.ndarray | Tensor) or row.ndim != 2 or len(row) != 1:
         raise InputError("explain_input takes one input: a text, or a row of numbers or cells.")
     is_object, d = row.dtype == object, row.shape[1]
