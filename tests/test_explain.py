@@ -80,8 +80,7 @@ def test_contributions_add_up_to_the_score(case, rule):
         assert all(one.exact for one in found)
         np.testing.assert_allclose([one.score for one in found], scores, rtol=1e-9)
         sums = np.array([one.contributions.sum() + one.constant for one in found])
-        scale = np.abs([np.abs(one.contributions).sum() + abs(one.constant) for one in found])
-        assert (np.abs(sums - scores) <= 1e-9 * scale).all()
+        np.testing.assert_allclose(sums, scores, rtol=1e-9, atol=1e-12)
     if case.name in PLACES:
         places = explain(model, X[:9], Y)
         assert [len(one.places) for one in places] == [PLACES[case.name](y) for y in Y]

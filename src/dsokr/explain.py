@@ -7,7 +7,7 @@ kernels, and for inputs, a contribution is the score lost by leaving a place out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -94,18 +94,10 @@ def explain(
     if anchors is None:
         one_by_one = (take(ys, slice(i, i + 1)) for i in range(len(scores)))
         return [_leave_out(basis, z[i : i + 1], y, scores[i], rule) for i, y in enumerate(one_by_one)]
-    ids, columns = np.unique(anchors.parts.ids, return_inverse=True)
-    starts, shape = anchors.parts.indptr[anchors.starts], (len(anchors), len(ids))
-    table = sp.csr_array((anchors.parts.values, columns, starts), shape=shape)  # φ(a_j); entries of one feature add up
     factor, offset = affine(rule, diag, torch.linalg.vecdot(psi, psi))
-    rest, found = (offset + constant(rule, z)).tolist(), list[Any]()
-    for at in torch.arange(len(z)).split(BLOCK):
-        split: Any = basis.kernel.split(take(ys, at))
-        split = _by_feature(split) if by == "feature" else split
-        weights = combine_anchors(basis, z[at]).cpu().numpy() @ table  # w, (outputs, features)
-        shares = _weigh(weights, ids, split.scaled(factor[at].cpu().numpy()))
-        found += zip(np.split(shares, split.starts[1:-1]), np.split(split.places, split.starts[1:-1]), strict=True)
-    return [Explanation(scores[i], shares, places, rest[i]) for i, (shares, places) in enumerate(found)]
+    rest = (offset + constant(rule, z)).tolist()
+    shares = _share(basis, anchors, factor[:, None] * z, ys, by)
+    return [Explanation(scores[i], *own, constant=rest[i]) for i, own in enumerate(shares)]
 
 
 def _check_rule(model: DSOKR, rule: Rule | None) -> Rule:
@@ -113,6 +105,20 @@ def _check_rule(model: DSOKR, rule: Rule | None) -> Rule:
         return model.decoder_.scoring_rule()
     check_rule(rule)
     return rule
+
+
+def _share(
+    basis: SketchedBasis, anchors: Split, z: Tensor, ys: Outputs, by: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Divide ⟨z_i, ψ̃(y_i)⟩ = ⟨w_i, φ(y_i)⟩, w_i = Σ_j c_ij φ(a_j), by places or features: shares and their places."""
+    ids, columns = np.unique(anchors.parts.ids, return_inverse=True)
+    starts, shape = anchors.parts.indptr[anchors.starts], (len(anchors), len(ids))
+    table = sp.csr_array((anchors.parts.values, columns, starts), shape=shape)  # φ(a_j); entries of one feature add up
+    for at in torch.arange(len(z)).split(BLOCK):
+        split: Any = basis.kernel.split(take(ys, at))  # not None, as that of the anchors is not
+        split = _by_feature(split) if by == "feature" else split
+        shares = _weigh(combine_anchors(basis, z[at]).cpu().numpy() @ table, ids, split)
+        yield from zip(np.split(shares, split.starts[1:-1]), np.split(split.places, split.starts[1:-1]), strict=True)
 
 
 def _by_feature(split: Split) -> Split:
@@ -166,7 +172,8 @@ def explain_input(model: DSOKR, x: Any, y: Any, *, reference: Any = None, rule: 
 
     Parts are the words of a text with spaces, the letters of another text, or the columns of a row; x may be a data
     frame or a sparse matrix of one row. A column that is left out gets its value in the row ``reference``, say the mean
-    of the training inputs. Without a reference it is missing if the model takes missing values, and 0 otherwise.
+    of the training inputs. Without a reference it is missing if the model takes missing values, and 0 otherwise, as in
+    sparse rows. The only word or letter of a text has the whole score.
     """
     check_is_fitted(model, "regressor_")
     rule, (ys, _) = _check_rule(model, rule), canonical(y if sp.issparse(y) else [y], "y")
