@@ -27,7 +27,7 @@ LAYERS = [
     {"index"},
     {"selection"},
     {"estimator"},
-    {"conformal", "ensemble", "testing"},
+    {"conformal", "ensemble", "explain", "testing"},
     {"serve"},
     {"commands"},
 ]

@@ -139,7 +139,14 @@ def test_from_a_table_to_predictions_metrics_and_a_report(dsokr, folder, tmp_pat
     assert {path.name for path in model.iterdir()} == files
     assert not (tmp_path / ".model.unfinished").exists()
 
-    dsokr("predict", model, table, "--out", tmp_path / "out.csv")
+    done = dsokr("predict", model, table, "--out", tmp_path / "out.csv", "--explain", tmp_path / "why.html")
+    assert "why.html" in done.stdout
+    page = (tmp_path / "why.html").read_text(encoding="utf-8")
+    assert page.count('<div class="card">') == 20 and page.count("<figure>") == 20
+    assert page.count("<svg") == 20 * (kind in ("smiles", "graph"))
+    assert ("the colours add up to" in page) == (kind in ("vector", "ranking", "string", "graph"))
+    painted = page.count("<span", page.index('<div class="card">'))
+    assert painted >= 20 * {"image": 1, "labels": 3, "graph": 0}.get(kind, 4)
     rows, given = read(tmp_path / "out.csv"), read(table)
     assert [int(row["row"]) for row in rows] == list(range(2, len(given) + 2))
     assert set(row["rank"] for row in rows) == {"1"}
@@ -200,6 +207,11 @@ def test_ranking_a_library(dsokr, fitted, folder, inputs, tmp_path, smiles, monk
     assert [row["prediction"] for row in rows] == [smiles[i] for i in expected.indices.flatten().tolist()]
     assert [row["name"] for row in rows] == [f"m{i}" for i in expected.indices.flatten().tolist()]
     assert np.allclose([float(row["score"]) for row in rows], expected.scores.flatten())
+    dsokr(*arguments, "--out", tmp_path / "explained.csv", "--explain", tmp_path / "why.html", "--rule", "cosine")
+    page = (tmp_path / "why.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 2 * 3 and page.count("carbon</span>") == 3
+    scores = predictor.rank(texts, smiles, 3, "cosine").scores.flatten().tolist()
+    assert all(f"Score {score:.4g}" in page for score in scores)
     monkeypatch.setattr(predict, "BLOCK", 7)
     dsokr(*arguments, "--out", tmp_path / "blocks.csv")
     assert (tmp_path / "ranked.csv").read_text() == (tmp_path / "blocks.csv").read_text()
@@ -657,6 +669,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         ("evaluate {} {}/vector.csv --candidates-column c", "Name them with --candidates."),
         ("report {} --out {}/few.csv/r.html", "few.csv is not a folder."),
         ("report {} --out report.pdf", "Name it .html"),
+        ("predict {} {}/vector.csv --out o.csv --explain why.pdf", "why.pdf: the explanation is a page. Name it .html"),
         ("rank {} {}/vector.csv --out o.csv --candidates {}/few.csv --rule best", "The decoding rule must be one of"),
         ("serve {} --timeout 0", "seconds must be positive and finite. Got 0.0."),
     ],

@@ -24,6 +24,7 @@ BlockLogs = import_extra("rdkit.rdBase", "chem").BlockLogs  # RDKit would print 
 
 Items = Sequence[Graph | str]  # graphs or SMILES
 Legends = Sequence[str] | None
+Colors = Sequence[Sequence[Sequence[float]]] | None  # (molecules, atoms, 3)
 Size = tuple[int, int]
 
 BONDS = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
@@ -116,6 +117,27 @@ def environments(smiles: Sequence[str], radius: int = 1) -> list[np.ndarray]:  #
     return found
 
 
+def share_among_atoms(
+    smiles: str, columns: np.ndarray, values: np.ndarray, radius: int = 3, chirality: bool = True
+) -> np.ndarray:  # (atoms,)
+    """Divide the value of each column of a molecule's fingerprint among the atoms around which it was found.
+
+    >>> share_among_atoms("CC", np.array([2246728737]), np.array([1.0]), radius=0)
+    array([0.5, 0.5])
+    """
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=radius, includeChirality=chirality)
+    output = rdFingerprintGenerator.AdditionalOutput()
+    output.AllocateBitInfoMap()
+    with BlockLogs():
+        mol = _parse(smiles)
+    generator.GetSparseCountFingerprint(mol, additionalOutput=output)
+    found, shares = output.GetBitInfoMap(), np.zeros(mol.GetNumAtoms())
+    for column, value in zip(columns.tolist(), values.tolist(), strict=True):
+        for atom, _ in found.get(column, ()):
+            shares[atom] += value / len(found[column])
+    return shares
+
+
 def matches(smiles: Sequence[str], pattern: str) -> np.ndarray:  # (n,)
     """Count the occurrences of a SMARTS pattern in each molecule.
 
@@ -200,13 +222,17 @@ def _balance_charge(cation: Any) -> None:
         max(ends, key=lambda atom: atom.GetAtomicNum()).SetFormalCharge(-1)
 
 
-def draw(molecules: Items, legends: Legends = None, *, columns: int = 5, size: Size = (220, 180)) -> str:
+def draw(
+    molecules: Items, legends: Legends = None, *, columns: int = 5, size: Size = (220, 180), colors: Colors = None
+) -> str:
     """Draw graphs or SMILES in a grid, as SVG text. Graphs that are not valid molecules are drawn unchanged.
+
+    ``colors`` has red, green and blue, from 0 to 1, for every atom of every molecule, to be drawn behind it.
 
     >>> draw(["CCO", Graph((6, 8), ((0, 1, 2),))], legends=["predicted", "true"]).startswith("<?xml")
     True
     """
-    return _draw_grid(rdMolDraw2D.MolDraw2DSVG, molecules, legends, columns, size)
+    return _draw_grid(rdMolDraw2D.MolDraw2DSVG, molecules, legends, columns, size, colors)
 
 
 def draw_png(molecules: Items, legends: Legends = None, *, columns: int = 5, size: Size = (220, 180)) -> bytes:
@@ -214,16 +240,25 @@ def draw_png(molecules: Items, legends: Legends = None, *, columns: int = 5, siz
     return _draw_grid(rdMolDraw2D.MolDraw2DCairo, molecules, legends, columns, size)
 
 
-def _draw_grid(canvas: Any, molecules: Items, legends: Legends, columns: int, size: Size) -> Any:
+def _draw_grid(canvas: Any, molecules: Items, legends: Legends, columns: int, size: Size, colors: Colors = None) -> Any:
     if not len(molecules):
         raise InputError("There is nothing to draw: molecules is empty.")
     if legends is not None and len(legends) != len(molecules):
         raise InputError(f"Every molecule needs a legend. Got {len(legends)} legends for {len(molecules)} molecules.")
     mols = [_convert(item, _place_atoms, f"Molecule at index {index}") for index, item in enumerate(molecules)]
+    atoms = [mol.GetNumAtoms() for mol in mols]
+    if colors is not None and [len(own) for own in colors] != atoms:
+        raise InputError(f"Every atom needs a color. Got {[len(own) for own in colors]} colors for {atoms} atoms.")
     across = min(columns, len(mols))
     drawing = canvas(across * size[0], math.ceil(len(mols) / across) * size[1], *size)
     drawing.drawOptions().prepareMolsBeforeDrawing = False  # it would refuse invalid molecules
-    drawing.DrawMolecules(mols, legends=None if legends is None else list(legends))
+    marked: dict[str, Any] = {}
+    if colors is not None:
+        drawing.drawOptions().highlightRadius = 0.4
+        marked["highlightAtoms"] = [list(range(n)) for n in atoms]
+        marked["highlightAtomColors"] = [dict(enumerate(map(tuple, own))) for own in colors]
+        marked["highlightBonds"] = [[] for _ in mols]
+    drawing.DrawMolecules(mols, legends=None if legends is None else list(legends), **marked)
     drawing.FinishDrawing()
     return drawing.GetDrawingText()
 

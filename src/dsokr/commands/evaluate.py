@@ -18,9 +18,10 @@ from dsokr.commands.guarantee import keep_promises
 from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
 from dsokr.commands.predict import Library
 from dsokr.commands.predictor import Pairs, Predictor, read_pairs
+from dsokr.commands.reasons import check_page
 from dsokr.commands.tables import Problems, Table
 from dsokr.errors import InputError, MissingExtraError
-from dsokr.files import check_place, replace_file
+from dsokr.files import replace_file
 from dsokr.metrics import edit_distance, exact_match, f1, kendall_tau, levenshtein, retrieval_of
 from dsokr.outputs import take
 
@@ -200,9 +201,7 @@ def list_metrics(metrics: dict[str, float]) -> list[list[str]]:
 
 def report(options: ReportOptions, problems: Problems, say: Say) -> Result:
     """Write the page again, with the results of a test if there is one."""
-    if options.out.suffix.lower() not in (".html", ".htm") or options.out.is_dir():
-        raise InputError(f"{options.out}: the report is a page. Name it .html.")
-    check_place(options.out)
+    check_page(options.out, "report")
     predictor = Predictor.load(options.model, options.device)
     test = None if options.test is None else read_test(predictor, options.test, problems)
     write_report(predictor, options.out, str(options.model), test, "" if options.test is None else options.test.name)

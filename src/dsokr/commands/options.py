@@ -113,6 +113,7 @@ class PredictOptions(Options):
     ] = None
     max_error: Annotated[float | None, typer.Option(help="Answer only where at most this share is wrong: 0.05.")] = None
     keep: Annotated[str, typer.Option(help="Columns of the inputs to copy to the table, separated by commas.")] = ""
+    explain: Annotated[Path | None, typer.Option(help="Page to write: why the first answers have their scores.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from dsokr.commands.cells import count_of, parse_numbers
 from dsokr.commands.guarantee import Guard
 from dsokr.commands.options import EmbedOptions, PredictOptions, Result, Say
 from dsokr.commands.predictor import Predictor, read_column
+from dsokr.commands.reasons import check_page, write_reasons
 from dsokr.commands.tables import Problems, Table, check_writable, without_compression, write_skipped, write_table
 from dsokr.conformal import LISTED, Conformal
 from dsokr.decoders import EmbeddedOutputs, Ranking
@@ -111,11 +112,17 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     write_skipped(problems, without_compression(options.out).with_suffix(".skipped.csv"))
     what = f"{_describe(candidates, duplicates)} ranked" if candidates else "Predictions"
     counts = {"inputs": len(hits), "candidates": candidates, "duplicates": duplicates, "skipped": len(problems.found)}
-    texts = [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"]
+    texts: list[Any] = [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"]
+    facts: dict[str, Any] = {"out": str(options.out), **counts}
     if options.max_error is not None:
-        counts["left_out"] = sum(not some for some in hits)
-        texts.insert(1, f"Left out, as an answer would not be safe: {counts['left_out']} of them.")
-    return Result({"out": str(options.out), **counts}, texts)
+        facts["left_out"] = sum(not some for some in hits)
+        texts.insert(1, f"Left out, as an answer would not be safe: {facts['left_out']} of them.")
+    if options.explain is not None:
+        rule: Any = options.rule or predictor.rule
+        write_reasons(predictor, options.explain, take(cells, read.good), read.values, hits, rule)
+        facts["explain"] = str(options.explain)
+        texts.append(f"The reasons: {options.explain}")
+    return Result(facts, texts)
 
 
 def _check_options(options: PredictOptions) -> None:
@@ -132,6 +139,8 @@ def _check_options(options: PredictOptions) -> None:
             raise InputError(
                 "--rule cannot be chosen with --coverage or --max-error: scores are calibrated by one rule."
             )
+    if options.explain is not None:
+        check_page(options.explain, "explanation")
 
 
 def _answer(

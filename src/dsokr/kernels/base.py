@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dsokr.errors import InputError, UndefinedAt, check_fields
+from dsokr.kernels.sparse import Split
 from dsokr.outputs import Outputs, ViewBatch, blocks, count, take
 
 Evaluate = Callable[[Outputs], Tensor]
@@ -73,6 +76,10 @@ class Kernel(ABC):
         parts = (self.diag(block).sum() - total(block).sum() / count(ys) for _, block in blocks(ys, ANCHOR_BLOCK))
         return sum(part.item() for part in parts)
 
+    def split(self, ys: Outputs) -> Split | None:
+        """φ(y) of every output as a sum over its places, with ⟨φ(y), φ(y')⟩ = k(y, y'); None if φ is not explicit."""
+        return None
+
     def normalized(self) -> Kernel:
         """Return k(y, y') / √(k(y, y) k(y', y')), under which every output has length one."""
         return Normalized(self)
@@ -111,6 +118,11 @@ class Sum(Kernel):
         # kernels on vectors and kernels on objects may return values on different devices
         return lambda ys: reduce(lambda total, part: total + part.to(total.device), (part(ys) for part in parts))
 
+    def split(self, ys: Outputs) -> Split | None:
+        found = [k.split(ys) for k in self.kernels]
+        parts = [part.tagged(i) for i, part in enumerate(found) if part is not None]
+        return Split.joined(parts) if len(parts) == len(found) else None
+
 
 @dataclass(frozen=True)
 class Product(Kernel):
@@ -144,6 +156,10 @@ class Scaled(Kernel):
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
         evaluate = self.kernel.against(anchors, weights)
         return lambda ys: self.factor * evaluate(ys)
+
+    def split(self, ys: Outputs) -> Split | None:
+        split = self.kernel.split(ys)
+        return split and split.scaled(np.full(len(split), math.sqrt(self.factor)))
 
 
 class UnitKernel(Kernel):
@@ -180,6 +196,10 @@ class Normalized(UnitKernel):
         evaluate = self.kernel.against(anchors, weights)
         return lambda ys: (values := evaluate(ys) / lengths).div_(self._lengths(ys).to(values.device)[:, None])
 
+    def split(self, ys: Outputs) -> Split | None:
+        split = self.kernel.split(ys)
+        return split and split.scaled(1 / self._lengths(ys).cpu().numpy())
+
     def _lengths(self, ys: Outputs) -> Tensor:  # ‖ψ(y)‖
         squared = self.kernel.diag(ys)
         wrong = (squared <= 0) | ~torch.isfinite(squared)
@@ -214,6 +234,9 @@ class View(Kernel):
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
         evaluate = self.kernel.against(self._select(anchors), weights)
         return lambda ys: evaluate(self._select(ys))
+
+    def split(self, ys: Outputs) -> Split | None:
+        return self.kernel.split(self._select(ys))
 
     def _select(self, ys: Outputs) -> Outputs:
         if isinstance(ys, ViewBatch) and self.position < len(ys.views):

@@ -13,6 +13,7 @@ from dsokr.graphs import GraphBatch, starts_of
 from dsokr.kernels.features import FeatureKernel, Features, check_features
 from dsokr.kernels.hashing import mix, pair
 from dsokr.kernels.rooted import breadth_first, name_balls
+from dsokr.kernels.sparse import Split
 from dsokr.outputs import Outputs
 
 
@@ -30,6 +31,10 @@ class VertexHistogram(FeatureKernel):
         batch = GraphBatch.of(ys)
         return Features.of(batch.offsets, batch.labels)
 
+    def split(self, ys: Outputs) -> Split:
+        batch = GraphBatch.of(ys)
+        return Split.of(batch.offsets, Features.of(np.arange(len(batch.labels) + 1), batch.labels))
+
 
 @dataclass(frozen=True)
 class EdgeHistogram(FeatureKernel):
@@ -44,6 +49,11 @@ class EdgeHistogram(FeatureKernel):
         batch = GraphBatch.of(ys)
         once = np.repeat(np.arange(len(batch.labels)), batch.degrees()) < batch.neighbors
         return Features.of(starts_of(once)[batch.indptr[batch.offsets]], batch.edge_labels[once])
+
+    def split(self, ys: Outputs) -> Split:
+        batch = GraphBatch.of(ys)
+        halves = np.full(len(batch.edge_labels), 0.5)  # an edge is divided between its ends
+        return Split.of(batch.offsets, Features.of(batch.indptr, batch.edge_labels, halves))
 
 
 @dataclass(frozen=True)
@@ -61,11 +71,20 @@ class ShortestPath(FeatureKernel):
     labels: bool = True
 
     def features(self, ys: Outputs) -> Features:
+        pairs, names = self._name_paths(GraphBatch.of(ys))
+        return Features.of(2 * pairs.starts, names)
+
+    def split(self, ys: Outputs) -> Split:
         batch = GraphBatch.of(ys)
+        pairs, names = self._name_paths(batch)
+        ends = np.stack([pairs.u, pairs.v], axis=1).repeat(2, axis=0)
+        return Split.at(batch.offsets, ends, names, np.ones(len(names)))
+
+    def _name_paths(self, batch: GraphBatch) -> tuple[Pairs, np.ndarray]:
         labels = batch.labels if self.labels else np.zeros_like(batch.labels)
         pairs = find_pairs(batch)
         pairs = pairs.select(pairs.distance > 0)
-        return Features.of(2 * pairs.starts, _name_paths(labels, pairs.u, pairs.v, pairs.distance))
+        return pairs, _name_paths(labels, pairs.u, pairs.v, pairs.distance)
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,12 @@ class WeisfeilerLehman(FeatureKernel):
         colours = refinements(batch, self.iterations, self.edge_labels)
         return Features.joined([self.base.features(batch.relabelled(c)).tagged(t) for t, c in enumerate(colours)])
 
+    def split(self, ys: Outputs) -> Split:
+        """A label of G_t is placed at its node, not at the neighbours that it includes."""
+        batch = GraphBatch.of(ys)
+        colours = refinements(batch, self.iterations, self.edge_labels)
+        return Split.joined([self.base.split(batch.relabelled(c)).tagged(t) for t, c in enumerate(colours)])
+
 
 @dataclass(frozen=True)
 class NSPD(FeatureKernel):
@@ -121,17 +146,28 @@ class NSPD(FeatureKernel):
         check_fields(self, radius=0, distance=0)
 
     def features(self, ys: Outputs) -> Features:
-        batch = GraphBatch.of(ys)
-        names = name_balls(batch, self.radius)
+        terms = enumerate(self._list_terms(GraphBatch.of(ys)))
+        return Features.joined([part.scaled(factors).tagged(i) for i, (_, _, _, part, factors) in terms])
+
+    def split(self, ys: Outputs) -> Split:
+        """A pair of neighbourhoods is placed at its two roots."""
+        batch, parts = GraphBatch.of(ys), list[Split]()
+        for pairs, names, values, _, factors in self._list_terms(batch):
+            part = Split.at(batch.offsets, np.stack([pairs.u, pairs.v], axis=1), names, values)
+            parts.append(part.scaled(factors).tagged(len(parts)))
+        return Split.joined(parts)
+
+    def _list_terms(self, batch: GraphBatch) -> Iterator[tuple[Pairs, np.ndarray, np.ndarray, Features, np.ndarray]]:
+        """Yield the pairs of k_{r,d}, their names and values, the sums of these, and 1 / √k_{r,d}(G, G)."""
+        balls = name_balls(batch, self.radius)
         all_pairs = find_pairs(batch, self.distance)
-        parts: list[Features] = []
         for d in range(self.distance + 1):
             pairs = all_pairs.select(all_pairs.distance == d)
-            for name in names:
-                part = Features.of(pairs.starts, *_name_pairs(name, pairs.u, pairs.v))
+            for ball in balls:
+                names, values = _name_pairs(ball, pairs.u, pairs.v)
+                part = Features.of(pairs.starts, names, values)
                 squared = part.squared_norms()
-                parts.append(part.scaled(1 / np.sqrt(np.where(squared > 0, squared, 1))).tagged(len(parts)))
-        return Features.joined(parts)
+                yield pairs, names, values, part, 1 / np.sqrt(np.where(squared > 0, squared, 1))
 
 
 @dataclass(frozen=True)
@@ -160,6 +196,18 @@ class Core(FeatureKernel):
             exists = np.flatnonzero(np.diff(core.offsets))  # a graph has no cores beyond its degeneracy
             parts.append(self.base.features(core[exists]).spread(exists, len(batch)).tagged(level))
         return Features.joined(parts)
+
+    def split(self, ys: Outputs) -> Split:
+        batch = GraphBatch.of(ys)
+        cores, parts = core_numbers(batch), [self.base.split(batch).tagged(0)]
+        if not np.array_equal(parts[0].starts, batch.offsets):  # the base does not say at which nodes its features are
+            return super().split(batch)
+        for level in range(1, cores.max(initial=0) + 1):
+            core = batch.induced(cores >= level)
+            exists = np.flatnonzero(np.diff(core.offsets))
+            spread = self.base.split(core[exists]).parts.spread(np.flatnonzero(cores >= level), len(cores))
+            parts.append(Split.of(batch.offsets, spread).tagged(level))
+        return Split.joined(parts)
 
 
 @dataclass(frozen=True, eq=False)

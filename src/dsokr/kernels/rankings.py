@@ -7,11 +7,13 @@ b ≻ a ≻ c of the items a, b, c is ``(1, 0, 2)``. Positions start at 0 or at 
 from abc import abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dsokr.errors import InputError
 from dsokr.kernels.base import Evaluate, Kernel
+from dsokr.kernels.sparse import Split
 from dsokr.kernels.vectors import Linear, as_rows
 from dsokr.outputs import Outputs
 
@@ -23,6 +25,10 @@ class RankingKernel(Kernel):
     def embedding(self, rankings: Outputs) -> Tensor:  # (n, dimension)
         """e(σ) for every ranking."""
 
+    @abstractmethod
+    def items(self, d: int) -> np.ndarray:  # (dimension, 1 or 2)
+        """The items, of d, that each coordinate of an embedding is about."""
+
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
         return self.against(b)(a)
 
@@ -32,6 +38,13 @@ class RankingKernel(Kernel):
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
         evaluate = Linear().against(self.embedding(anchors), weights)
         return lambda ys: evaluate(self.embedding(ys))
+
+    def split(self, ys: Outputs) -> Split:
+        """The places are the items; a pair of items is divided between them."""
+        (n, d), values = as_positions(ys).shape, self.embedding(ys).cpu().numpy()
+        rows = self.items(d) + d * np.arange(n)[:, None, None]
+        coordinates = np.tile(np.arange(values.shape[1]), n)
+        return Split.at(d * np.arange(n + 1), rows.reshape(values.size, -1), coordinates, values.ravel())
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,9 @@ class Kemeny(RankingKernel):
         ranked = (positions >= 0).to(torch.float64)
         return (positions[:, second] - positions[:, first]).sign_() * ranked[:, first] * ranked[:, second]
 
+    def items(self, d: int) -> np.ndarray:
+        return np.stack(np.triu_indices(d, 1), axis=1)
+
 
 @dataclass(frozen=True)
 class Hamming(RankingKernel):
@@ -64,6 +80,9 @@ class Hamming(RankingKernel):
         positions = as_full_rankings(rankings, "Hamming")
         places = torch.arange(positions.shape[1], device=positions.device)
         return (positions[:, :, None] == places).flatten(start_dim=1).to(torch.float64)
+
+    def items(self, d: int) -> np.ndarray:
+        return np.repeat(np.arange(d), d)[:, None]
 
 
 @dataclass(frozen=True)
@@ -79,6 +98,9 @@ class Lehmer(RankingKernel):
     def embedding(self, rankings: Outputs) -> Tensor:
         positions = as_full_rankings(rankings, "Lehmer")
         return (positions[:, None] > positions[:, :, None]).tril_(-1).sum(dim=2).to(torch.float64)
+
+    def items(self, d: int) -> np.ndarray:
+        return np.arange(d)[:, None]
 
 
 def as_positions(rankings: Outputs) -> Tensor:  # (n, d)

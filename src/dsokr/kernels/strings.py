@@ -1,8 +1,10 @@
 """Kernels on strings, which compare the short strings that occur in them."""
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,13 +13,46 @@ from dsokr.errors import InputError, check_fields
 from dsokr.graphs import starts_of
 from dsokr.kernels.features import FeatureKernel, Features
 from dsokr.kernels.hashing import pair
+from dsokr.kernels.sparse import Split
 from dsokr.outputs import Outputs
 
 CODE_POINTS = 0x110000
 
 
+class Substrings(NamedTuple):
+    """Substrings of n letters that occur in strings; those of string s start at ``indptr[s]``."""
+
+    indptr: np.ndarray
+    names: np.ndarray
+    firsts: np.ndarray  # their first letters, by position among the letters of all strings
+    patterns: np.ndarray
+    offsets: np.ndarray  # (patterns, n): from the first letter to each
+    values: np.ndarray
+
+    def letters(self) -> np.ndarray:  # (substrings, n)
+        return self.firsts[:, None] + self.offsets[self.patterns]
+
+
+class StringKernel(FeatureKernel):
+    """Σ_u φ_u(s) φ_u(s'), where φ_u(s) adds up the values of the occurrences of u in s."""
+
+    @abstractmethod
+    def find(self, ys: Outputs) -> Iterable[Substrings]:
+        """Find the occurrences, in groups whose coordinates differ."""
+
+    def features(self, ys: Outputs) -> Features:
+        parts = [Features.of(found.indptr, found.names, found.values) for found in self.find(ys)]
+        return parts[0] if len(parts) == 1 else Features.joined([part.tagged(i) for i, part in enumerate(parts)])
+
+    def split(self, ys: Outputs) -> Split:
+        """An occurrence is divided equally among its letters."""
+        starts = encode(ys)[1]
+        parts = (Split.at(starts, found.letters(), found.names, found.values) for found in self.find(ys))
+        return Split.joined([part.tagged(i) for i, part in enumerate(parts)])
+
+
 @dataclass(frozen=True)
-class NGram(FeatureKernel):
+class NGram(StringKernel):
     """Σ_n w_n Σ_u #_u(s) #_u(s'), where #_u(s) counts the occurrences in s of the string u of n letters.
 
     ``n`` is one length or several; ``weights`` holds one w_n > 0 for each (None: all 1). A string shorter than n has no
@@ -40,18 +75,17 @@ class NGram(FeatureKernel):
     def _lengths(self) -> tuple[int, ...]:
         return (self.n,) if isinstance(self.n, int) else tuple(self.n)
 
-    def features(self, ys: Outputs) -> Features:
+    def find(self, ys: Outputs) -> Iterable[Substrings]:
         letters, starts = encode(ys)
         weights = self.weights or (1.0,) * len(self._lengths())
-        parts = []
         for n, weight in zip(self._lengths(), weights, strict=True):
-            found = _read_substrings(letters, starts, np.arange(n)[None], np.zeros((1, n), np.int64), CODE_POINTS)
-            parts.append(Features.of(*found[:2], np.full(len(found[1]), np.sqrt(weight))).tagged(n))
-        return Features.joined(parts)
+            offsets = np.arange(n)[None]
+            found = _read_substrings(letters, starts, offsets, np.zeros_like(offsets), CODE_POINTS)
+            yield Substrings(*found, offsets, np.full(len(found[1]), np.sqrt(weight)))
 
 
 @dataclass(frozen=True)
-class GappyNGram(FeatureKernel):
+class GappyNGram(StringKernel):
     """Σ_u φ_u(s) φ_u(s'), where φ_u(s) = Σ decay^(skipped letters) over all occurrences in s of the n letters of u, in
     order, with at most ``gaps`` skipped letters between the first and the last.
 
@@ -66,15 +100,15 @@ class GappyNGram(FeatureKernel):
     def __post_init__(self) -> None:
         check_fields(self, gaps=0, decay="(0, 1]")
 
-    def features(self, ys: Outputs) -> Features:
+    def find(self, ys: Outputs) -> Iterable[Substrings]:
         offsets = np.array([(0, *rest) for rest in combinations(range(1, self.n + self.gaps), self.n - 1)])
-        indptr, names, patterns = _read_substrings(*encode(ys), offsets, np.zeros_like(offsets), CODE_POINTS)
-        skipped = offsets[:, -1] + 1 - self.n
-        return Features.of(indptr, names, (self.decay ** skipped.astype(np.float64))[patterns])
+        found = _read_substrings(*encode(ys), offsets, np.zeros_like(offsets), CODE_POINTS)
+        values = self.decay ** (offsets[:, -1] + 1.0 - self.n)
+        yield Substrings(*found, offsets, values[found[3]])
 
 
 @dataclass(frozen=True)
-class Mismatch(FeatureKernel):
+class Mismatch(StringKernel):
     """Σ_u φ_u(s) φ_u(s'), where φ_u(s) counts the places in s whose n letters differ from u in at most ``mismatches``.
 
     u runs over all strings of n letters of the alphabet; other letters are refused. Every place adds
@@ -95,7 +129,7 @@ class Mismatch(FeatureKernel):
         if not self.alphabet or len(set(self.alphabet)) < len(self.alphabet):
             raise InputError(f"Mismatch.alphabet must hold different letters, at least one. Got {self.alphabet!r}.")
 
-    def features(self, ys: Outputs) -> Features:
+    def find(self, ys: Outputs) -> Iterable[Substrings]:
         letters, starts = encode(ys)
         known = np.sort(np.array(list(map(ord, self.alphabet))))
         numbers = np.minimum(np.searchsorted(known, letters), len(known) - 1)
@@ -105,7 +139,8 @@ class Mismatch(FeatureKernel):
             raise InputError(f"{chr(letters[where])!r} in {ys[index]!r} at index {index} is not in {self}'s alphabet.")
         shifts = np.array(list(self._shifts()))
         offsets = np.broadcast_to(np.arange(self.n), shifts.shape).copy()
-        return Features.of(*_read_substrings(numbers, starts, offsets, shifts, len(known))[:2])
+        found = _read_substrings(numbers, starts, offsets, shifts, len(known))
+        yield Substrings(*found, offsets, np.ones(len(found[1])))
 
     def _shifts(self) -> Iterable[tuple[int, ...]]:
         """Yield every change of n letters: how far each letter moves along the alphabet, modulo its size."""
@@ -129,15 +164,16 @@ def encode(strings: Outputs) -> tuple[np.ndarray, np.ndarray]:
 @compiled
 def _read_substrings(
     letters: np.ndarray, starts: np.ndarray, offsets: np.ndarray, shifts: np.ndarray, size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Read n letters from every place of every string, by every pattern: at offsets[p], each shifted by shifts[p].
 
     Letters are numbers below ``size`` and shifts wrap around. Returns where the substrings of each string start, their
-    names, and their patterns.
+    names, their first letters, and their patterns.
     """
     count, n = offsets.shape
     indptr, free = np.zeros(len(starts), np.int64), 0
-    names, patterns = np.empty(len(letters) * count, np.uint64), np.empty(len(letters) * count, np.int64)
+    names, most = np.empty(len(letters) * count, np.uint64), len(letters) * count
+    firsts, patterns = np.empty(most, np.int64), np.empty(most, np.int64)
     for s in range(len(starts) - 1):
         for first in range(starts[s], starts[s + 1]):
             for p in range(count):
@@ -146,7 +182,7 @@ def _read_substrings(
                     for i in range(n):
                         letter = letters[first + offsets[p, i]] + shifts[p, i]
                         name = pair(name, letter if letter < size else letter - size)
-                    names[free], patterns[free] = name, p
+                    names[free], firsts[free], patterns[free] = name, first, p
                     free += 1
         indptr[s + 1] = free
-    return indptr, names[:free].copy(), patterns[:free].copy()
+    return indptr, names[:free].copy(), firsts[:free].copy(), patterns[:free].copy()

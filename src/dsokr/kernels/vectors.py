@@ -16,6 +16,7 @@ from dsokr.errors import InputError, check_fields
 from dsokr.graphs import starts_of
 from dsokr.kernels.base import Evaluate, Kernel, Normalized, UnitKernel
 from dsokr.kernels.features import Features, Postings
+from dsokr.kernels.sparse import Split
 from dsokr.outputs import Outputs, as_outputs
 
 Rows = Any  # a float64 tensor or CSR matrix (n, d)
@@ -89,6 +90,16 @@ class Linear(Kernel):
         rows = as_rows(anchors)
         vectors = rows if weights is None else inner(weights, rows.T)
         return lambda ys: self(ys, vectors)
+
+    def split(self, ys: Outputs) -> Split:
+        """The places are the columns; of sparse rows, those that are stored."""
+        rows = _on_host(as_rows(ys))
+        if sp.issparse(rows):
+            starts, columns, values = rows.indptr.astype(np.int64), rows.indices.astype(np.int64), rows.data
+        else:
+            n, d = rows.shape
+            starts, columns, values = d * np.arange(n + 1), np.tile(np.arange(d), n), rows.ravel()
+        return Split(starts, columns, Features(np.arange(len(values) + 1), columns.astype(np.uint64), values))
 
 
 @dataclass(frozen=True)
