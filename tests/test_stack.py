@@ -68,7 +68,7 @@ def test_members_without_weight_are_dropped():
     X, targets = wavy()
     noise = Scikit(RandomForestRegressor(2, max_depth=1, random_state=0))
     fitted = Stack((KernelRidge(intercept=True), noise)).fit(X, targets, seed=0, device=CPU)
-    kept = [member.number for member in fitted.members]
+    kept = [member.number for member in fitted.settled().members]
     assert kept == [number for number, row in enumerate(fitted.report()[:-1]) if row["weight"] > 0]
 
 

@@ -149,7 +149,7 @@ class DSOKR(MadeOfParts):
         # 2. Inference: held-out pairs decide what is left open.
         fitted, decoder = judge.decide(fitted, choices, held_out, Y)
         self.basis_, self.known_, self.decoder_ = basis, known, decoder
-        self.regressor_: Any = fitted
+        self.regressor_: Any = fitted.settled()
         self.parts_ = {"kernel": self.kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
         self.history_, self.n_pairs_ = fitted.history, count(Y)
         self.seen_, unseen = identify_inputs(X, SEEN), fitted.out_of_fold()

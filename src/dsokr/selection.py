@@ -19,7 +19,7 @@ from dsokr.sketches import Full, SketchSpec, SubSample, approximate_leverage
 
 FEW = 500  # outputs that are all used
 HELD_OUT = 500  # outputs on which sizes are compared, at most
-RATED = 1000  # pairs out of fold on which what is left open is decided
+STEPS = 10  # to better functions, at most
 
 Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
 
@@ -181,20 +181,30 @@ class Judge:
         return -self.known.basis.kernel.squared_distances(as_outputs(predicted), Y)
 
     def decide(self, fitted: Fitted, choices: Sequence[Decoder], held_out: Any, Y: Outputs) -> tuple[Fitted, Decoder]:
-        """Choose the decoder, then the alternative of the fitted function, by pairs that were held out, if any."""
+        """Choose the decoder, then the function, step by step to better ones, by pairs that were held out, if any."""
         if held_out is None and fitted.out_of_fold() is None:
             return fitted, choices[0]
 
         def rate(function: Fitted, choice: Decoder) -> Tensor:
             if held_out is not None:
-                return self.rate(held_out[1], function.predict(held_out[0]), choice)
+                z = function.on_validation()
+                return self.rate(held_out[1], function.predict(held_out[0]) if z is None else z, choice)
             rows, z = function.out_of_fold()  # type: ignore[misc] # there are some
-            step = max(1, len(rows) // RATED)
+            step = max(1, len(rows) // choice.rated)
             return self.rate(take(Y, rows[::step]), z[::step], choice)
 
         decoder = max(choices, key=lambda choice: rate(fitted, choice).mean()) if len(choices) > 1 else choices[0]
-        for function in fitted.alternatives()[1:]:
-            gain = rate(function, decoder) - rate(fitted, decoder)
-            if gain.mean() > gain.std(correction=0) / len(gain) ** 0.5:  # by more than its standard error
-                fitted = function
+        now = rate(fitted, decoder) if len(fitted.alternatives()) > 1 else torch.empty(0)
+        for _ in range(STEPS):
+            rated = [(other, rate(other, decoder)) for other in fitted.alternatives()[1:]]
+            better = [(other, new) for other, new in rated if _is_better(new, now)]
+            if not better:
+                break
+            fitted, now = max(better, key=lambda pair: pair[1].mean().item())
         return fitted, decoder
+
+
+def _is_better(new: Tensor, old: Tensor) -> bool:
+    """Whether ratings of the same pairs are better on average, by more than the standard error."""
+    gain = new - old
+    return bool(gain.mean() > gain.std(correction=0) / len(gain) ** 0.5)

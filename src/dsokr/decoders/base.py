@@ -44,6 +44,7 @@ class Decoder(ABC):
     """
 
     kernels: ClassVar[tuple[type[Kernel], ...]] = ()  # of which kernels must be built; () for any
+    rated: ClassVar[int] = 1000  # inputs, at most, that are decoded to compare two regressors; fewer if it takes long
 
     @abstractmethod
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:

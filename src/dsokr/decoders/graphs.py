@@ -52,6 +52,8 @@ class GraphSearch(Decoder):
     beam: int = 8
     budget: int = 4_000
 
+    rated = 200
+
     def __post_init__(self) -> None:
         check_fields(self)
 

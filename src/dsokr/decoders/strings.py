@@ -75,6 +75,8 @@ class NGram(Decoder):
     length_prior: float = 0.0
     rule: Rule = "kernel"
 
+    rated = 200
+
     def __post_init__(self) -> None:
         check_fields(self, shortest=0, longest=0)
 

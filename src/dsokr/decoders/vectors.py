@@ -97,6 +97,8 @@ class Gradient(Decoder):
     rule: Rule = "kernel"
     kernels = (Linear, Cosine, Gaussian, Laplacian, Polynomial)
 
+    rated = 200
+
     def __post_init__(self) -> None:
         check_fields(self)
 

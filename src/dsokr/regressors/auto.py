@@ -30,7 +30,7 @@ from dsokr.regressors.scikit import Scikit
 from dsokr.regressors.stack import Stack
 from dsokr.regressors.training import Training
 
-CONTRASTS = (1.0, 1.5, 2.0, 3.0)
+CONTRASTS = (1.0, 1.5, 2.0, 3.0, 4.5)
 HELD_OUT = 0.1  # share of the pairs that networks are stopped and weighed on
 FEW = 2000  # pairs up to which a network has nothing to add to trees and ridge on the same numbers
 FEW_MOLECULES = 10_000  # the same for a network that reads SMILES, beside trees and ridge on fingerprints

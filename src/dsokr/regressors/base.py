@@ -129,8 +129,16 @@ class Fitted(ABC):
             folder.rmdir()
 
     def alternatives(self) -> tuple[Fitted, ...]:
-        """The functions between which decoded outputs decide, if something is left open."""
+        """This function first, then those near it between which decoded outputs decide, if something is left open."""
         return (self,)
+
+    def on_validation(self) -> Tensor | None:  # (n, p)
+        """The coordinates of the validation inputs of the fit, if they are at hand."""
+        return None
+
+    def settled(self) -> Fitted:
+        """The function without what only its choices needed."""
+        return self
 
     def out_of_fold(self) -> tuple[Tensor, Tensor] | None:  # (k,), (k, p)
         """Rows of training inputs, and their coordinates by functions learned without them, if there are any."""

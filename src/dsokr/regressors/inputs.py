@@ -236,8 +236,10 @@ def _read_column(column: Any) -> np.ndarray:  # (n,)
 def identify_inputs(X: Any, most: int | None = None) -> Tensor:  # (n,) int64
     """A number for every input, or the first of them, by which it can be known again."""
     rows = take(X, slice(most)) if most is not None and count(X) > most else X
-    if isinstance(rows, np.ndarray | Tensor) and rows.dtype != object:
-        rows = torch.as_tensor(rows).reshape(count(rows), -1)
+    if isinstance(rows, Tensor):
+        rows = rows.detach().reshape(len(rows), -1)
+    elif isinstance(rows, np.ndarray) and rows.dtype != object:
+        rows = torch.from_numpy(rows.reshape(len(rows), -1).copy())
     texts = (repr(key).encode() for key in keys(rows))
     return torch.tensor([int.from_bytes(blake2b(text, digest_size=8).digest(), signed=True) for text in texts])
 

@@ -52,7 +52,7 @@ class KernelRidge(Regressor):
     ``sketches.Full()`` on both sides it is input output kernel regression (IOKR). Inputs may be anything that the
     kernel takes: rows, strings, graphs. Without a kernel they are tables of numbers: dense ones are standardised and
     compared by a Gaussian kernel whose width is chosen, sparse ones by their cosine. Without a sketch all inputs span
-    the basis, or 1,500 of them if there are more than 3,000.
+    the basis, or 1,500 of them if there are more than 3,000; with the linear kernel, all columns if these are fewer.
 
     ``regularization`` is λ > 0, or several; None: 1e-7 to 1. The best of them, and of the kernels, has the smallest
     error on the validation pairs, by ``monitor``, where "loss" is the mean squared distance of the coordinates. Without
@@ -125,6 +125,10 @@ class KernelRidge(Regressor):
     def _decompose(
         self, kernel: Kernel, X: Outputs, goals: Tensor, weights: Tensor | None, seed: int, device: Device
     ) -> Ridge:
+        if self.sketch is None and isinstance(kernel, Linear) and X.shape[1] <= MOST < count(X):  # columns span all
+            X_of_columns = sp.eye_array(X.shape[1], format="csr") if sp.issparse(X) else torch.eye(X.shape[1]).to(X)
+            basis = sketch_basis(kernel, X_of_columns, Full(), generator=_generator(seed), device=device)
+            return SketchedRidge.of(basis, X, goals, weights)
         sketch = self.sketch or (Full() if count(X) <= MOST else SubSample(ANCHORS))
         if isinstance(sketch, Full) and count(X) <= MOST:
             return ExactRidge.of(kernel, X, goals, weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,11 +25,13 @@ class Stack(Regressor):
 
     g_k^{−i} was learned without the pair i: out of fold, out of bag or leaving it out, whichever costs a member least.
     So a stack is never worse than its best member on pairs it has not seen, as far as these can tell. Members of weight
-    zero are dropped. ``folds`` is the number of folds, or a share of the pairs to hold out once, for members that take
+    zero are not kept. ``folds`` is the number of folds, or a share of the pairs to hold out once, for members that take
     long. With ``weights="equal"`` the stack is the plain mean: of networks over seeds, say.
 
-    Regression shrinks predictions towards their mean, which favours frequent outputs. The ``contrast`` c in
-    mean + c (g(x) − mean) undoes that; of several, the one whose decoded outputs are best is kept.
+    The least squares of coordinates are not all that counts. Regression shrinks predictions towards their mean, which
+    favours frequent outputs; the ``contrast`` c in mean + c (g(x) − mean) undoes that. Where several contrasts are
+    given, contrast and weights move step by step, to the next one and towards single members, as long as decoded
+    outputs get better.
 
     >>> from dsokr.regressors import Forest, KernelRidge
     >>> Stack((Forest(), KernelRidge())).folds
@@ -82,9 +84,10 @@ class Stack(Regressor):
             row |= {"weight": weight, "explained": explained(own_z, truth)}
         tried.append({"regressor": "the stack", "explained": explained(z, truth)})
         everyone = zip(range(len(fits)), self.members, fits, weights.tolist(), strict=True)
-        kept = tuple(Member(number, member.reads, fit, w) for number, member, fit, w in everyone if w > 0)
+        members = tuple(Member(number, member.reads, fit, w) for number, member, fit, w in everyone)
         contrasts = self.contrast if isinstance(self.contrast, tuple) else (self.contrast,)
-        return FittedStack(kept, targets.mean(), contrasts, tried, (rows, z.to(device)) if folds else None)
+        seen = Seen(rows if folds else None, [z.to(device) for z in predictions])
+        return FittedStack(members, targets.mean(), contrasts[0], contrasts, tried, seen)
 
     def _weigh(self, predictions: list[Tensor], truth: Targets) -> Tensor:  # (members,)
         if self.weights == "equal":
@@ -101,7 +104,7 @@ class Stack(Regressor):
             )
             for member in fitted.members
         )
-        return replace(fitted, members=kept, held_out=None)
+        return replace(fitted, members=kept, seen=None)
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedStack:
         kept = []
@@ -109,7 +112,7 @@ class Stack(Regressor):
             member = self.members[int(number)]
             fitted = member.restore(saved["state"], folder / number, p, device)
             kept.append(Member(int(number), member.reads, fitted, saved["weight"]))
-        return FittedStack(tuple(kept), state["mean"].to(device), (state["contrast"],), state["tried"])
+        return FittedStack(tuple(kept), state["mean"].to(device), state["contrast"], (), state["tried"])
 
 
 def _read(X: Any, reads: Reads) -> Any:
@@ -155,12 +158,19 @@ def make_folds(n: int, folds: float, seed: int) -> Iterator[Tensor]:
 
 
 class Member(NamedTuple):
-    """A fitted member of a stack that counts."""
+    """A fitted member of a stack."""
 
-    number: int  # among all members
+    number: int
     reads: Reads
     fitted: Fitted
     weight: float
+
+
+class Seen(NamedTuple):
+    """Inputs that no member was fitted to, by their rows among the training inputs, or those of validation."""
+
+    rows: Tensor | None  # (k,)
+    predictions: list[Tensor]  # (k, p) by every member
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +179,10 @@ class FittedStack(Fitted):
 
     members: tuple[Member, ...]
     mean: Tensor  # (p,), of the targets
-    contrasts: tuple[float, ...] = (1.0,)  # the first is used
+    contrast: float = 1.0
+    ladder: tuple[float, ...] = ()  # contrasts to choose from
     tried: list[dict[str, Any]] = field(default_factory=list)
-    held_out: tuple[Tensor, Tensor] | None = None  # rows of training inputs, and Σ_k w_k g_k without them; not saved
+    seen: Seen | None = None  # until everything is chosen
 
     @property
     def history(self) -> History:  # type: ignore[override] # an attribute elsewhere
@@ -179,23 +190,47 @@ class FittedStack(Fitted):
         return next((m.fitted.history for m in self.members if m.fitted.history["train_loss"]), History())
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
-        z = torch.zeros(1, dtype=torch.float64, device=self.mean.device)
-        for _, reads, fitted, weight in self.members:
-            z = z + weight * fitted.predict(_read(X, reads))
-        return self._stretch(z)
+        return self._add_up(member.weight and member.fitted.predict(_read(X, member.reads)) for member in self.members)
 
-    def _stretch(self, z: Tensor) -> Tensor:
-        return z if self.contrasts[0] == 1 else self.mean + self.contrasts[0] * (z - self.mean)
+    def _add_up(self, predictions: Iterable[Any]) -> Tensor:  # (n, p)
+        z = sum(member.weight * part for member, part in zip(self.members, predictions, strict=True))
+        return z if self.contrast == 1 else self.mean + self.contrast * (z - self.mean)
 
     def alternatives(self) -> tuple[FittedStack, ...]:
-        return tuple(replace(self, contrasts=(contrast,)) for contrast in self.contrasts)
+        if len(self.ladder) < 2:
+            return (self,)
+        at, weights = self.ladder.index(self.contrast), [member.weight for member in self.members]
+        near = [replace(self, contrast=c) for c in self.ladder[max(at - 1, 0) : at + 2] if c != self.contrast]
+        leaning = (self._lean(number, sum(weights)) for number in range(len(weights)))
+        return (self, *near, *(leaning if len(weights) > 1 else ()))
+
+    def _lean(self, towards: int, total: float) -> FittedStack:
+        """Move the weights halfway to one member alone."""
+        members = (
+            member._replace(weight=(member.weight + total * (place == towards)) / 2)
+            for place, member in enumerate(self.members)
+        )
+        return replace(self, members=tuple(members))
 
     def out_of_fold(self) -> tuple[Tensor, Tensor] | None:
-        return None if self.held_out is None else (self.held_out[0], self._stretch(self.held_out[1]))
+        if self.seen is None or self.seen.rows is None:
+            return None
+        return self.seen.rows, self._add_up(self.seen.predictions)
+
+    def on_validation(self) -> Tensor | None:
+        return self._add_up(self.seen.predictions) if self.seen is not None and self.seen.rows is None else None
+
+    def settled(self) -> FittedStack:
+        kept = tuple(member for member in self.members if member.weight > 0)
+        weights = {member.number: member.weight for member in kept}
+        tried = [
+            row | ({"weight": weights.get(at, 0.0)} if "weight" in row else {}) for at, row in enumerate(self.tried)
+        ]
+        return replace(self, members=kept, ladder=(), seen=None, tried=tried)
 
     def state(self) -> State:
         members = {str(m.number): {"weight": m.weight, "state": m.fitted.state()} for m in self.members}
-        return {"members": members, "mean": self.mean, "contrast": self.contrasts[0], "tried": self.tried}
+        return {"members": members, "mean": self.mean, "contrast": self.contrast, "tried": self.tried}
 
     def write_files(self, folder: Path) -> None:
         for member in self.members:
