@@ -97,9 +97,15 @@ class Calibration:
         return torch.sigmoid(self.slope * _log_odds(self._unit(z), scores) + self.offset)
 
     def find_probabilities(self, z: Tensor, scores: Tensor, others: Tensor | None = None) -> Tensor:  # (n, k)
-        """p(y | x) of the best outputs, or of others by their scores."""
+        """The probabilities that the best outputs are right, or others by their scores, the best one first.
+
+        That of the best is its confidence; the others share the rest as p(y | x) does.
+        """
         unit, others = self._unit(z)[:, None], scores if others is None else others
-        return ((others - scores[:, :1]) / unit - _log_sum(unit[:, 0], scores)[:, None]).exp().clamp(max=1)
+        first = self.find_confidence(z, scores)[:, None]
+        p = ((others - scores[:, :1]) / unit - _log_sum(unit[:, 0], scores)[:, None]).exp()
+        rest = p[:, 1:] * (1 - first) / (1 - p[:, :1]).clamp(min=1e-12)
+        return torch.cat([first, torch.minimum(rest, first)], dim=1)
 
     def find_threshold(
         self, z: Tensor, scores: Tensor, coverage: float, groups: Any = None, allow_empty: bool = False
