@@ -1,4 +1,4 @@
-"""Do guarantees hold? Prediction sets, answers that abstain and calibrated confidence, on six tasks.
+"""Do guarantees hold? Prediction sets, answers that abstain and calibrated confidence, on real tasks.
 
     python -m studies guarantees --data-dir FOLDER
 
@@ -26,6 +26,8 @@ from scipy.stats import betabinom
 from torch import Generator, Tensor
 
 from dsokr.conformal import Calibration
+from dsokr.regressors import KernelRidge
+from dsokr.regressors.networks import WordBag
 from studies.data.chebi20 import describe_molecules
 from studies.data.label_ranking import generate
 from studies.guarantees_tasks import TASKS, TEXT_TRAINING, Held, Scored, Task, hold_rankings, hold_texts
@@ -46,14 +48,17 @@ class GuaranteesConfig:
 
 
 FULL = GuaranteesConfig()
-QUICK_TRAINING = replace(TEXT_TRAINING, epochs=15, batch_size=32, warmup_steps=2)
 REDUCED = GuaranteesConfig(tasks=TASKS[:1])
+SMALL = WordBag(32, buckets=1 << 10), replace(TEXT_TRAINING, epochs=15, batch_size=32, warmup_steps=2)
 QUICK = GuaranteesConfig(
     tasks=(
-        Task("rankings", "generated", lambda _: hold_rankings(generate(600), most=120), "noisy inputs"),
         Task(
-            *("texts to molecules", "generated"),
-            lambda _: hold_texts(describe_molecules(300, 100, 100), QUICK_TRAINING, size=60),
+            "rankings", "generated", lambda _: hold_rankings(generate(400), 120, "auto", KernelRidge()), "noisy inputs"
+        ),
+        Task(
+            "texts to molecules",
+            "generated",
+            lambda _: hold_texts(describe_molecules(300, 100, 100), *SMALL, 60),
             "larger molecules",
         ),
     ),
@@ -151,7 +156,8 @@ def find_quantile(values: Tensor, coverage: float) -> Tensor:
 
 def measure_coverage(config: GuaranteesConfig, hold: Callable[[], Held]) -> Iterator[Row]:
     """How often sets hold the right output, and how large they are, for every coverage and method."""
-    held, measured = hold(), {(c, method): [] for c in config.coverages for method in METHODS}
+    held = hold()
+    measured: dict[tuple[float, str], list[Row]] = {(c, method): [] for c in config.coverages for method in METHODS}
     for division in divide(config, held):
         for c in config.coverages:
             sets = division.contains(c), division.contains_top(c), division.contains_adaptive(c)
