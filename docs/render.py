@@ -483,6 +483,10 @@ def describe_guarantees(folder: Path) -> Fields:
     return {
         "divisions": rows[0]["divisions"],
         "hardware": name_hardware(rows[0]),
+        "train": {row["data"]: row["metrics"]["n_train"] for row in rows},
+        "words": next(
+            row["metrics"]["n_calibrate"] + row["metrics"]["n_test"] for row in rows if row["data"] == "OCR letters"
+        ),
         "coverage": write_table(columns | facts, table),
         "largest_gap": max(abs(m["found_or_empty"] - m["theory"]) for m in own),
         "mean_off": mean(off),
