@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import mean
@@ -26,11 +26,7 @@ from scipy.stats import betabinom
 from torch import Generator, Tensor
 
 from dsokr.conformal import Calibration
-from dsokr.regressors import KernelRidge
-from dsokr.regressors.networks import WordBag
-from studies.data.chebi20 import describe_molecules
-from studies.data.label_ranking import generate
-from studies.guarantees_tasks import TASKS, TEXT_TRAINING, Held, Scored, Task, hold_rankings, hold_texts
+from studies.guarantees_tasks import GENERATED, TASKS, Held, Scored, Task
 from studies.plots import draw_panels
 from studies.results import Row, format_spread, group_rows, mean_and_sd, read_rows
 from studies.study import Session, Study
@@ -49,23 +45,7 @@ class GuaranteesConfig:
 
 FULL = GuaranteesConfig()
 REDUCED = GuaranteesConfig(tasks=TASKS[:1])
-SMALL = WordBag(32, buckets=1 << 10), replace(TEXT_TRAINING, epochs=15, batch_size=32, warmup_steps=2)
-QUICK = GuaranteesConfig(
-    tasks=(
-        Task(
-            "rankings", "generated", lambda _: hold_rankings(generate(400), 120, "auto", KernelRidge()), "noisy inputs"
-        ),
-        Task(
-            "texts to molecules",
-            "generated",
-            lambda _: hold_texts(describe_molecules(300, 100, 100), *SMALL, 60),
-            "larger molecules",
-        ),
-    ),
-    divisions=4,
-    coverages=(0.8, 0.9),
-    errors=(0.2, 0.5),
-)
+QUICK = GuaranteesConfig(tasks=GENERATED, divisions=4, coverages=(0.8, 0.9), errors=(0.2, 0.5))
 
 
 def run(config: GuaranteesConfig, session: Session) -> None:
@@ -111,19 +91,19 @@ class Division(NamedTuple):
 
     def contains_top(self, coverage: float) -> tuple[Tensor, Tensor]:
         """The same of the k best, with the least k that suffices."""
-        k = find_quantile(find_places(self.own), coverage)
-        return find_places(self.test) <= k, k.clamp(max=self.test.listed.shape[1]).expand(len(self.test.z))
+        k = find_quantile(self.own.places(), coverage)
+        return self.test.places() <= k, k.clamp(max=self.test.listed.shape[1]).expand(len(self.test.z))
 
     def contains_adaptive(self, coverage: float) -> tuple[Tensor, Tensor]:
         """The same of adaptive prediction sets, without randomisation; the best output is always in."""
         (of_own, _), (of_test, masses) = (self._add_up(pairs) for pairs in (self.own, self.test))
         limit = find_quantile(of_own, coverage)
-        return (of_test <= limit) | (find_places(self.test) == 1), (masses <= limit).sum(dim=1).clamp(min=1)
+        return (of_test <= limit) | (self.test.places() == 1), (masses <= limit).sum(dim=1).clamp(min=1)
 
     def _add_up(self, pairs: Scored) -> tuple[Tensor, Tensor]:  # (n,), (n, k)
         """The probabilities of outputs and of all better ones: of the right output, and of all listed."""
         p = self.calibration.find_probabilities(pairs.z, pairs.listed[:, : self.best], pairs.listed)
-        masses, places = p.cumsum(dim=1), find_places(pairs)
+        masses, places = p.cumsum(dim=1), pairs.places()
         at = (places - 1).clamp(max=p.shape[1] - 1).long()[:, None]
         return masses.gather(1, at)[:, 0].where(places.isfinite(), torch.inf), masses
 
@@ -138,15 +118,6 @@ def divide(config: GuaranteesConfig, held: Held) -> Iterator[Division]:
 def halve(n: int, seed: int) -> tuple[Tensor, Tensor]:
     order = torch.randperm(n, generator=Generator().manual_seed(seed))
     return order[: n // 2], order[n // 2 :]
-
-
-def find_places(pairs: Scored) -> Tensor:  # (n,)
-    """The places of right outputs among those listed, after their equals; infinite for those that are not listed."""
-    slack = 1e-9 * torch.maximum(pairs.own.abs(), pairs.listed[:, 0].abs())
-    own = pairs.own - slack
-    places = (pairs.listed >= own[:, None]).sum(dim=1).clamp(min=1).double()
-    last = pairs.listed.where(pairs.listed.isfinite(), torch.inf).amin(dim=1)
-    return places.where(pairs.own + slack >= last, torch.inf)
 
 
 def find_quantile(values: Tensor, coverage: float) -> Tensor:

@@ -24,8 +24,8 @@ from dsokr.regressors.networks import WordBag
 from dsokr.sketches import SubSample
 from studies import strings
 from studies.chebi20_models import RANKED
-from studies.data.chebi20 import ChEBI20, load_chebi20
-from studies.data.label_ranking import LabelRanking, load_label_ranking
+from studies.data.chebi20 import ChEBI20, describe_molecules, load_chebi20
+from studies.data.label_ranking import LabelRanking, generate, load_label_ranking
 from studies.data.massbank import load_massbank
 from studies.data.multilabel import load_multilabel
 from studies.data.ocr_letters import WrittenWords, load_ocr_letters
@@ -43,6 +43,13 @@ class Scored:
 
     def rows(self, at: Tensor) -> Scored:
         return Scored(*(getattr(self, field.name)[at] for field in fields(self)))
+
+    def places(self) -> Tensor:  # (n,)
+        """The places of right outputs among those listed, after their equals; infinite for those not listed."""
+        slack = 1e-9 * torch.maximum(self.own.abs(), self.listed[:, 0].abs())
+        places = (self.listed >= (self.own - slack)[:, None]).sum(dim=1).clamp(min=1).double()
+        last = self.listed.where(self.listed.isfinite(), torch.inf).amin(dim=1)
+        return places.where(self.own + slack >= last, torch.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,4 +219,14 @@ TASKS = (
     Task("words, a list", "OCR letters", partial(hold_letters, is_list=True), "noisy images"),
     Task("texts to molecules", "ChEBI-20", lambda folder: hold_texts(load_chebi20(folder)), "larger molecules"),
     Task("spectra to molecules", "MassBank", hold_spectra),
+)
+SMALL = WordBag(32, buckets=1 << 10), replace(TEXT_TRAINING, epochs=15, batch_size=32, warmup_steps=2)
+GENERATED = (
+    Task("rankings", "generated", lambda _: hold_rankings(generate(400), 120, "auto", KernelRidge()), "noisy inputs"),
+    Task(
+        "texts to molecules",
+        "generated",
+        lambda _: hold_texts(describe_molecules(300, 100, 100), *SMALL, 60),
+        "larger molecules",
+    ),
 )

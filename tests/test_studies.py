@@ -293,7 +293,7 @@ def test_sets_of_every_kind_by_hand():
     listed = torch.tensor([[3.0, 2.0, 2.0, 1.0]] * 5, dtype=torch.float64)
     own = torch.tensor([3.0, 2.0, 1.0, 0.5, 3.5], dtype=torch.float64)  # the fourth is not listed
     pairs = Scored(torch.ones(5, 1), listed, own, own == 3)
-    assert guarantees.find_places(pairs).tolist() == [1, 3, 4, math.inf, 1]
+    assert pairs.places().tolist() == [1, 3, 4, math.inf, 1]
     assert guarantees.find_quantile(torch.tensor([4.0, 1.0, 3.0, 2.0]), 0.6) == 3
     calibration = Calibration(1.0, False, 1.0, 0.0, {"": torch.arange(5.0)}, torch.ones(1), torch.ones(1) > 0)
     division = guarantees.Division(calibration, pairs, pairs, 4)
