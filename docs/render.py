@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import NormalDist, mean
 from typing import Any
 
 from dsokr import chem
 from dsokr.graphs import Graph
 from dsokr.metrics import edit_distance
-from studies import chebi20, label_ranking, multilabel, smi2mol, strings, synthetic, vectors
+from studies import chebi20, guarantees, label_ranking, multilabel, smi2mol, strings, synthetic, vectors
 from studies.chebi20_models import ALL_KERNELS, AND_WORDS, JOINT_ENSEMBLES, LARGER, OUR_ENSEMBLE, OURS, SMALL, WORDS
 from studies.chebi20_tables import PAPER, select_whole, tabulate_perfect_h
 from studies.data import odor
@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, DOCS, TEMPLATES = ROOT / "results", ROOT / "docs", ROOT / "studies" / "pages"
 
 FOLDS, NEAR = 5, 0.005  # of data sets for the defaults, and how far behind the first counts as near it
+COUNTED = 0.05  # share of sets not counted to the end, up to which sizes are compared
 
 Fields = dict[str, Any]
 Scores = dict[str, dict[str, tuple[float, float]]]  # data set -> method -> mean score, mean seconds of fitting
@@ -468,6 +469,96 @@ def tabulate_odor(rows: list[Row]) -> str:
     return write_table({"method": "{method}", "macro AUROC": format_spread("auroc", ".3f"), "folds": "{folds}"}, table)
 
 
+def describe_guarantees(folder: Path) -> Fields:
+    rows, answers, shifts = (read_rows(folder / f"{name}.jsonl") for name in ("coverage", "answers", "shifts"))
+    table = guarantees.STUDY.tabulate(folder)
+    columns = {header: guarantees.COLUMNS[header] for header in ("task", "asked", "found")}
+    columns["found, sets may be empty"] = format_spread("found_or_empty", ".1%")
+    facts = {"expected": format_spread("theory", ".1%"), "calibrate": "{metrics[n_calibrate]}"}
+    own = [row["metrics"] for row in rows if row["method"] == guarantees.OURS]
+    off = [(m["found_or_empty"] - m["theory"]) / (m["theory_sd"] / rows[0]["divisions"] ** 0.5) for m in own]
+    counted = [row for row in table if row["metrics"]["cut"] < COUNTED]
+    smaller = [row for row in counted if row[guarantees.OURS] < min(row[guarantees.TOP], row[guarantees.APS])]
+    errors = [row["metrics"] | {"task": f"{row['task']} ({row['data']})"} for row in answers]
+    return {
+        "divisions": rows[0]["divisions"],
+        "hardware": name_hardware(rows[0]),
+        "train": {row["data"]: row["metrics"]["n_train"] for row in rows},
+        "words": next(
+            row["metrics"]["n_calibrate"] + row["metrics"]["n_test"] for row in rows if row["data"] == "OCR letters"
+        ),
+        "coverage": write_table(columns | facts, table),
+        "largest_gap": max(abs(m["found_or_empty"] - m["theory"]) for m in own),
+        "mean_off": mean(off),
+        "furthest": max(map(abs, off)),
+        "checks": len(own),
+        "expected_furthest": expect_furthest(len(own)),
+        "alarms": round(sum(rows[0]["divisions"] * (1 - m["holds"]) for m in own)),
+        "tests": len(own) * rows[0]["divisions"],
+        "sizes": tabulate_sizes(rows),
+        "smaller": len(smaller),
+        "counted": len(counted),
+        "counted_by": COUNTED,
+        "answers": tabulate_answers(answers),
+        "exceeded": round(sum(row["divisions"] * row["metrics"]["exceeds"] for row in answers)),
+        "tries": sum(row["divisions"] for row in answers),
+        "errors": tabulate_errors(errors),
+        "shifts": tabulate_shifts(shifts),
+    }
+
+
+def expect_furthest(n: int) -> float:
+    """What the largest of n independent standard normal values, by magnitude, is at most with probability 0.9."""
+    return NormalDist().inv_cdf((1 + 0.9 ** (1 / n)) / 2)
+
+
+def tabulate_sizes(rows: list[Row]) -> str:
+    """Mean and median sizes by method; those of which some were cut off are lower bounds."""
+    table = []
+    for (task, data, coverage), own in group_rows(rows, lambda r: (r["task"], r["data"], r["coverage"])).items():
+        row: Row = {"task": f"{task} ({data})", "coverage": coverage}
+        for one in own:
+            m = one["metrics"]
+            row[one["method"]] = f"{'≥ ' * (m['cut'] > 0)}{m['size']:,.1f} ({m['median_size']:,.0f})"
+            row[f"{one['method']} cut"] = m["cut"]
+        table.append(row)
+    columns = {f"{method}, mean (median)": f"{{{method}}}" for method in guarantees.METHODS}
+    cut = {f"{guarantees.OURS}, not counted to the end": f"{{{guarantees.OURS} cut:.0%}}"}
+    return write_table({"task": "{task}", "asked": "{coverage:.0%}"} | columns | cut, table)
+
+
+def tabulate_answers(rows: list[Row]) -> str:
+    """The share answered, the errors among answers and the divisions with more than allowed, by allowed error."""
+    table = []
+    for (task, data), own in group_rows(rows, lambda row: (row["task"], row["data"])).items():
+        row: Row = {"task": f"{task} ({data})", "right": own[0]["metrics"]["right"]}
+        for one in own:
+            m = one["metrics"]
+            error = f"{m['error']:.1%} wrong" if m["answered"] else "–"
+            row[str(one["max_error"])] = f"{m['answered']:.1%}, {error}, {round(m['exceeds'] * one['divisions'])}"
+        table.append(row)
+    errors = dict.fromkeys(row["max_error"] for row in rows)
+    columns = {f"at most {error:.0%} wrong": (lambda row, error=error: row[str(error)]) for error in errors}
+    return write_table({"task": "{task}", "right": "{right:.1%}"} | columns, table)
+
+
+def tabulate_errors(rows: list[Row]) -> str:
+    """The calibration errors, which are the same for all allowed errors."""
+    first = [own[0] for own in group_rows(rows, lambda row: row["task"]).values()]
+    return write_table({"task": "{task}", "calibration error": "{ece:.3f}", "by chance": "{ece_by_chance:.3f}"}, first)
+
+
+def tabulate_shifts(rows: list[Row]) -> str:
+    table = [
+        row
+        | {"task": f"{row['task']} ({row['data']})", "found": (row["metrics"]["found"], row["metrics"]["found_sd"])}
+        | {"held": round(row["metrics"]["holds"] * row["divisions"])}
+        for row in rows
+    ]
+    columns = {"task": "{task}", "shift": "{shift}", "asked": "{coverage:.0%}", "found": format_spread("found", ".1%")}
+    return write_table(columns | {"accepted, of {divisions}".format(**rows[0]): "{held}"}, table)
+
+
 FIELDS: dict[str, Callable[[Path], Fields]] = {
     "synthetic": describe_synthetic,
     "smi2mol": describe_smi2mol,
@@ -477,6 +568,7 @@ FIELDS: dict[str, Callable[[Path], Fields]] = {
     "strings": describe_strings,
     "vectors": describe_vectors,
     "tabular": describe_tabular,
+    "guarantees": describe_guarantees,
 }
 STUDIES = [
     synthetic.STUDY,
@@ -486,6 +578,7 @@ STUDIES = [
     label_ranking.STUDY,
     strings.STUDY,
     vectors.STUDY,
+    guarantees.STUDY,
 ]
 
 

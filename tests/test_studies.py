@@ -1,6 +1,7 @@
 """The studies: each runs on a small task, learns, draws its table and figure, and computes nothing twice."""
 
 import json
+import math
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from dsokr import DSOKR
+from dsokr.conformal import Calibration
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.files import lock_folder
 from dsokr.graphs import GraphBatch
@@ -24,6 +26,7 @@ from studies import (
     __main__,
     chebi20,
     chebi20_models,
+    guarantees,
     label_ranking,
     multilabel,
     smi2mol,
@@ -31,9 +34,10 @@ from studies import (
     synthetic,
     vectors,
 )
-from studies.data import molecules
+from studies.data import molecules, ocr_letters
 from studies.data.smi2mol import MoleculePairs, SMI2Mol
 from studies.data.synthetic import LeastSquares
+from studies.guarantees_tasks import Held, Scored, Task, hold_words
 from studies.plots import pyplot, save_figure
 from studies.results import Results, read_rows, write_table
 from studies.study import Session, Study
@@ -96,6 +100,7 @@ TINY: dict[str, Any] = {
         repetitions=1,
     ),
     "strings": replace(strings.QUICK, splits=1, letters=CNN((8,), hidden=32), steps=100, choosing_steps=20),
+    "guarantees": replace(guarantees.QUICK, divisions=3),
 }
 STUDIES: dict[str, Study] = {name: import_module(f"studies.{name}").STUDY for name in __main__.NAMES}
 
@@ -258,8 +263,75 @@ def test_only_the_search_finds_new_words(ran):
     )
 
 
+def draw_pairs(n: int, outputs: int, seed: int) -> Held:
+    """Pairs whose scores are, up to a temperature of 0.5, the logarithms of probabilities: nothing can do better."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.ones(n, 1, dtype=torch.float64)
+    logits = torch.randn(n, outputs, generator=generator, dtype=torch.float64)
+    logits *= 4 * torch.rand(n, 1, generator=generator)  # some inputs are easier than others
+    at = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
+    own, listed = 0.5 * logits.gather(1, at)[:, 0], 0.5 * logits.sort(descending=True).values
+    pairs = Scored(z, listed, own, own == listed[:, 0])
+    return Held(pairs, outputs, True, 0, (torch.arange(n // 2), pairs.rows(torch.arange(n // 2, n))))
+
+
+def test_guarantees_hold_for_true_probabilities(tmp_path):
+    config = replace(guarantees.FULL, tasks=(Task("drawn", "numbers", lambda _: draw_pairs(2000, 30, 0), "none"),))
+    guarantees.run(config, Session(tmp_path, say=silence))
+    for row in guarantees.tabulate(tmp_path):
+        (found, sd), (theory, theory_sd) = row["found_or_empty"], row["theory"]
+        assert abs(found - theory) < 4 * theory_sd / 20**0.5 and 0.5 < sd / theory_sd < 1.6
+        assert row["Conformal"] < min(row["top k"], row["APS"]) and row["Conformal"] < 20
+    answers, shifts = (read_rows(tmp_path / f"{name}.jsonl") for name in ("answers", "shifts"))
+    assert all(row["metrics"]["ece"] < 0.06 and row["metrics"]["ece_by_chance"] < 0.04 for row in answers)
+    assert all(row["metrics"]["error"] < row["max_error"] and row["metrics"]["exceeds"] <= 0.3 for row in answers)
+    assert answers[-1]["metrics"]["answered"] > 0.05
+    assert min(row["metrics"]["holds"] for row in shifts) == 1  # there is none
+
+
+def test_sets_of_every_kind_by_hand():
+    listed = torch.tensor([[3.0, 2.0, 2.0, 1.0]] * 5, dtype=torch.float64)
+    own = torch.tensor([3.0, 2.0, 1.0, 0.5, 3.5], dtype=torch.float64)  # the fourth is not listed
+    pairs = Scored(torch.ones(5, 1), listed, own, own == 3)
+    assert pairs.places().tolist() == [1, 3, 4, math.inf, 1]
+    assert guarantees.find_quantile(torch.tensor([4.0, 1.0, 3.0, 2.0]), 0.6) == 3
+    calibration = Calibration(1.0, False, 1.0, 0.0, {"": torch.arange(5.0)}, torch.ones(1), torch.ones(1) > 0)
+    division = guarantees.Division(calibration, pairs, pairs, 4)
+    contained, sizes = division.contains_top(0.5)
+    assert contained.tolist() == [True, True, False, False, True] and set(sizes.tolist()) == {3}
+    contained, sizes = division.contains_adaptive(0.5)
+    assert contained.tolist() == [True, True, False, False, True] and set(sizes.tolist()) == {3}
+    assert division.contains_adaptive(0.3)[1].tolist() == [1] * 5
+
+
+def test_pairs_held_out_are_kept(tmp_path):
+    held = draw_pairs(40, 5, 1)
+    held.save(tmp_path / "new" / "pairs.safetensors")
+    again = Held.load(tmp_path / "new" / "pairs.safetensors")
+    assert (again.best, again.complete, again.n_train) == (5, True, 0)
+    assert again.pairs.listed.equal(held.pairs.listed) and again.shift[1].own.equal(held.shift[1].own)
+    replace(held, shift=None).save(tmp_path / "pairs.safetensors")
+    assert Held.load(tmp_path / "pairs.safetensors").shift is None
+
+
+def test_words_are_searched_or_listed():
+    words, config = ocr_letters.generate(copies=6), replace(strings.QUICK, steps=60, letter_steps=60)
+    for is_list in (True, False):
+        held = hold_words(words, config, is_list, most=30)
+        assert held.complete == is_list and held.n_train == 90 and len(held.pairs.z) == 90
+        assert held.pairs.right.double().mean() > 0.3
+        assert (held.pairs.listed[:, 0] >= held.pairs.own - 1e-9).double().mean() > 0.95
+        assert held.shift[1].right.double().mean() <= held.pairs.right.double().mean()
+
+
 NOT_RUN = {"chebi20": 9}  # further seeds of baselines with the larger encoder, and one long training
-DATA = {"smi2mol": "qm9", "chebi20": "chebi20", "multilabel": "multilabel", "strings": "ocr_letters"}
+DATA = {
+    "smi2mol": "qm9",
+    "chebi20": "chebi20",
+    "multilabel": "multilabel",
+    "strings": "ocr_letters",
+    "guarantees": "massbank",
+}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dsokr.errors import InputError
 from dsokr.files import checksum
 from real_data import real_data
 from studies.chebi20_models import WL
-from studies.data import chebi20, files, label_ranking, molecules, multilabel, ocr_letters, smi2mol
+from studies.data import chebi20, files, label_ranking, massbank, molecules, multilabel, ocr_letters, smi2mol
 from studies.data.chebi20 import describe_molecules
 from studies.data.synthetic import LeastSquares
 
@@ -233,6 +233,19 @@ def test_written_words_are_read(tmp_path, trust):
     np.testing.assert_array_equal(data.letter_images().reshape(5, 128), images)
     assert not data.X[1, 2].any()  # padded
     assert data.rows(np.array([1])).words.tolist() == ["be"]
+
+
+def test_spectra_are_read_and_binned(tmp_path, trust):
+    header = "split\taccession\tinchikey14\tsmiles\tprecursor_mz\tpeaks"
+    rows = ["train\t1\tA\tCCO\t47.05\t29.0:1000 29.2:600", "test\t2\tB\tCCN\t46.07\t1e4:9"]
+    write(tmp_path / "massbank" / "spectra.tsv.gz", header, *rows)
+    trust(massbank)
+    data = massbank.load_massbank(tmp_path)
+    assert data.smiles.tolist() == ["CCO", "CCN"] and data.molecules.tolist() == ["A", "B"]
+    assert data.parts.tolist() == ["train", "test"] and data.X.shape == (2, 4000)
+    first = dict(zip(data.X[[0]].indices.tolist(), data.X[[0]].data.tolist(), strict=True))
+    assert first == pytest.approx({58: 40.0, 2036: 1000**0.5, 2035: 600**0.5})  # two peaks share a bin of mass
+    assert data.X[[1]].indices.tolist() == [1999, 2000]  # beyond the ends
 
 
 def test_rearranged_words_are_the_same_letters():
