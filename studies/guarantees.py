@@ -178,7 +178,7 @@ def measure_answers(config: GuaranteesConfig, hold: Callable[[], Held]) -> Itera
         drawn = [calibration_error(p, torch.rand(p.shape, generator=generator) < p) for _ in range(DRAWS)]
         both = {"ece": calibration_error(p, test.right), "ece_by_chance": mean(drawn)}
         for error, rows in measured.items():
-            given = p >= calibration.find_safe(error)
+            given = calibration.find_odds(test.z, test.listed[:, : division.best]) >= calibration.find_safe(error)
             wrong = (given & ~test.right).double()
             share = (wrong.sum() / given.sum().clamp(min=1)).item()
             row = {"answered": given.double().mean().item(), "wrong": wrong.mean().item(), "exceeds": share > error}

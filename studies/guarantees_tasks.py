@@ -89,7 +89,7 @@ def score(conformal: Conformal, X: Any, Y: Any, most: int) -> Scored:
     """What the model makes of pairs. All right outputs can be answers."""
     z, Y = conformal.model.coefficients(X), as_outputs(Y)
     best = conformal.find_best(z, most)
-    return Scored(z, best.scores, conformal.score_pairs(z, Y), conformal._is_right(best, Y))
+    return Scored(z, best.scores, conformal.score_pairs(z, Y), conformal.is_right(best, Y))
 
 
 def concatenate(parts: list[Scored]) -> Scored:

@@ -64,7 +64,7 @@ class Guard:
             sizes = (scores >= least[:, None]).sum(dim=1)
         confidence = self.calibration.find_confidence(z, scores)
         if options.max_error is not None:
-            is_safe = confidence >= self.calibration.find_safe(options.max_error)
+            is_safe = self.calibration.find_odds(z, scores) >= self.calibration.find_safe(options.max_error)
             sizes = torch.where(is_safe, sizes, 0)
         return sizes.clamp(max=top).tolist(), self.calibration.find_probabilities(z, scores), confidence
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from scipy.stats import beta, betabinom
-from sklearn.linear_model import LogisticRegression
+from sklearn.isotonic import IsotonicRegression
 from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
@@ -59,10 +59,9 @@ class Calibration:
 
     temperature: float
     by_length: bool  # whether T is in units of ‖z‖
-    slope: float  # of the confidence
-    offset: float
+    curve: Tensor  # (2, k): log odds of the best output, and the confidence in it
     strangeness: dict[str, Tensor]  # of right outputs by group, smallest first
-    confidence: Tensor  # (m,), of calibration pairs, largest first
+    odds: Tensor  # (m,), log odds of calibration pairs, largest first
     right: Tensor  # (m,) bool, whether their best output is the right one
 
     @staticmethod
@@ -82,19 +81,24 @@ class Calibration:
             raise InputError(f"Calibration needs at least 6 pairs that can be answered. Got {n}. {why}".strip())
         by_length, temperature = _fit_temperature(z[some], scores[some], own[some])
         unit = _measure(z, temperature, by_length)
-        slope, offset = _fit_confidence(_log_odds(unit, scores), right)  # which keeps their order: all pairs may tell
+        odds = _log_odds(unit, scores)
         strangeness = _strangeness(unit, scores, own)
         of_group: dict[str, list[int]] = {}
         for at in rest.tolist():
             of_group.setdefault(labels[at], []).append(at)
         sorted_ = {label: strangeness[of_group[label]].sort().values for label in sorted(of_group)}
-        confidence = torch.sigmoid(slope * _log_odds(unit[rest], scores[rest]) + offset)
-        confidence, order = confidence.sort(descending=True, stable=True)
-        return Calibration(temperature, by_length, slope, offset, sorted_, confidence, right[rest][order])
+        first, order = odds[rest].sort(descending=True, stable=True)
+        curve = _fit_confidence(odds, right)  # all pairs may tell: it keeps the order of the odds
+        return Calibration(temperature, by_length, curve, sorted_, first, right[rest][order])
+
+    def find_odds(self, z: Tensor, scores: Tensor) -> Tensor:  # (n,)
+        """log p / (1 − p) of the best output."""
+        return _log_odds(self._unit(z), scores)
 
     def find_confidence(self, z: Tensor, scores: Tensor) -> Tensor:  # (n,)
         """The probability that the best output is right."""
-        return torch.sigmoid(self.slope * _log_odds(self._unit(z), scores) + self.offset)
+        x, y = self.curve.cpu().numpy()
+        return torch.from_numpy(np.interp(self.find_odds(z, scores).cpu().numpy(), x, y)).to(z)
 
     def find_probabilities(self, z: Tensor, scores: Tensor, others: Tensor | None = None) -> Tensor:  # (n, k)
         """The probabilities that the best outputs are right, or others by their scores, the best one first.
@@ -121,9 +125,9 @@ class Calibration:
         return (least if allow_empty else torch.minimum(least, best)) - slack
 
     def find_safe(self, max_error: float) -> float:
-        """The least confidence at which answers are wrong in at most a share ``max_error``; infinite if none is safe.
+        """The least log odds at which answers are wrong in at most a share ``max_error``; infinite if none is safe.
 
-        More and more answers are tried, from the most confident on, until the Clopper-Pearson bound on their errors
+        More and more answers are tried, from the largest odds on, until the Clopper-Pearson bound on their errors
         exceeds it.
         """
         if not 0 < max_error < 1:
@@ -133,8 +137,8 @@ class Calibration:
         if n < least:
             raise InputError(f"max_error={max_error:g} needs at least {least} pairs beside those tuned on. Got {n}.")
         for m in np.unique(np.linspace(least, n, STEPS).round().astype(int)).tolist():
-            last = float(self.confidence[m - 1])
-            m = int((self.confidence >= last).sum())  # ties are answered together
+            last = float(self.odds[m - 1])
+            m = int((self.odds >= last).sum())  # ties are answered together
             errors = int(wrong[m - 1])
             if errors == m or beta.ppf(1 - RISK, errors + 1, m - errors) > max_error:
                 break
@@ -207,15 +211,12 @@ def _fit_temperature(z: Tensor, scores: Tensor, own: Tensor) -> tuple[bool, floa
     return min(found)[1:]
 
 
-def _fit_confidence(log_odds: Tensor, right: Tensor) -> tuple[float, float]:
-    """The slope and offset of a logistic regression of whether answers are right on their log odds."""
-    share = (right.sum().item() + 1) / (len(right) + 2)  # Laplace's rule, if there is nothing to regress
-    constant = 0.0, math.log(share / (1 - share))
-    if right.all() or not right.any():
-        return constant
-    model = LogisticRegression(C=1e3).fit(log_odds[:, None].cpu().numpy(), right.cpu().numpy())
-    slope, offset = float(model.coef_[0, 0]), float(model.intercept_[0])
-    return (slope, offset) if slope > 0 else constant
+def _fit_confidence(odds: Tensor, right: Tensor) -> Tensor:  # (2, k)
+    """The share of right answers by their log odds: isotonic regression, kept from 0 and 1 by Laplace's rule."""
+    n, model = len(odds), IsotonicRegression(out_of_bounds="clip")
+    model.fit(odds.cpu().numpy(), right.cpu().double().numpy())
+    curve = np.stack([model.X_thresholds_, model.y_thresholds_.clip(1 / (n + 2), (n + 1) / (n + 2))])
+    return torch.from_numpy(curve)
 
 
 def _find_quantile(values: Tensor, coverage: float, label: str) -> float:

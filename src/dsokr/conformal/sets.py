@@ -135,11 +135,12 @@ class Conformal:
         Answers are given where the confidence is so high that at most ``max_error`` of those given are wrong; this
         holds with probability 0.9 over the calibration pairs.
         """
-        least = -torch.inf if max_error is None else self.calibration.find_safe(max_error)
+        calibration = self.calibration
+        least = -torch.inf if max_error is None else calibration.find_safe(max_error)
         z = self.model.coefficients(X)
-        confidence = self.calibration.find_confidence(z, self.find_best(z).scores)
+        scores = self.find_best(z).scores
         outputs = self.decoder.decode(self.model.basis_, z, self.known).outputs
-        return Answers(outputs, confidence, confidence >= least)
+        return Answers(outputs, calibration.find_confidence(z, scores), calibration.find_odds(z, scores) >= least)
 
     def save(self, folder: str | Path) -> None:
         """Save the model with its calibration."""
