@@ -4,11 +4,12 @@
     PYTHONPATH=. python bench/tabular.py --data-dir FOLDER --sets emotions wine     # some of the sets
     PYTHONPATH=. python bench/tabular.py --data-dir FOLDER --kernels Tanimoto Dice  # two kernels on label sets
 
-Five folds, the same for all. What a baseline leaves open (sizes of leaves, penalties, neighbours, the threshold of
-probabilities) is chosen by three folds within the training pairs. Label sets are measured by the example-based F1,
-rankings by Kendall's τ; seconds are those of fitting, choices included. Baselines on rankings regress the coordinates
-of the Kemeny kernel and are decoded as DSOKR is. Rows are appended to the results as soon as they are known; a second
-run computes only what is missing. Everything runs on the cores that the process may use.
+Five folds, the same for all. What a baseline leaves open is chosen by three folds within the training pairs: penalties
+and widths of ridge; for rankings sizes of leaves and numbers of neighbours; for label sets the threshold of
+probabilities. Label sets are measured by the example-based F1, rankings by Kendall's τ; seconds are those of fitting,
+choices included. Baselines on rankings regress the coordinates of the Kemeny kernel and are decoded as DSOKR is. Rows
+are appended to the results as soon as they are known; a second run computes only what is missing. Everything runs on
+the cores that the process may use.
 """
 
 import argparse

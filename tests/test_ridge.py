@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from sklearn.base import clone
 
@@ -178,3 +179,20 @@ def test_refuses_what_it_cannot_use(pairs):
         KernelRidge(GAUSSIAN, 40)
     with pytest.raises(InputError, match="KernelRidge.monitor must be one of 'loss', 'mrr', or a function. Got 'ged'"):
         small(monitor="ged")
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_with_more_rows_than_columns_the_columns_span_everything(monkeypatch, is_sparse):
+    """The linear kernel on many rows: the solution on all of them, in plain numpy, not that of a sketch."""
+    monkeypatch.setattr(ridge, "MOST", 50)
+    rng = np.random.default_rng(0)
+    X, T = rng.normal(size=(200, 7)), rng.normal(size=(200, 3))
+    targets = Targets(torch.from_numpy(T), torch.zeros(200, dtype=torch.float64))
+    made = KernelRidge(kernels.Linear(), regularization=1e-2)
+    given = sp.csr_array(X) if is_sparse else X
+    fitted, left_out = made.fit_out_of_fold(given, targets, [], seed=0, device=CPU)
+    W = np.linalg.solve(X.T @ X + 2 * np.eye(7), X.T @ T)
+    np.testing.assert_allclose(fitted.predict(given).numpy(), X @ W, atol=1e-9)
+    rest = np.arange(200) != 3
+    W = np.linalg.solve(X[rest].T @ X[rest] + 2 * np.eye(7), X[rest].T @ T[rest])
+    np.testing.assert_allclose(left_out[3].numpy(), X[3] @ W, atol=1e-9)

@@ -16,11 +16,12 @@ from dsokr.decoders import Candidates, Gradient, Kemeny, LabelSet, NGram
 from dsokr.errors import InputError
 from dsokr.losses import Ranked, Squared
 from dsokr.metrics import f1, kendall_tau
-from dsokr.regressors import Auto, Forest, KernelRidge, Neighbors, Neural, Scikit, Stack, Targets
+from dsokr.regressors import Auto, Fitted, Forest, KernelRidge, Neighbors, Neural, Scikit, Stack, Targets
 from dsokr.regressors.auto import prepare_reading
 from dsokr.regressors.forest import Trees
 from dsokr.regressors.networks import CharTransformer, WordBag
 from dsokr.regressors.stack import solve_weights
+from dsokr.selection import Judge
 from implementations import bits, graphs, rankings, strings, vectors
 
 CPU = torch.device("cpu")
@@ -292,3 +293,51 @@ def test_a_budget_is_kept(seconds):
 def test_a_budget_is_a_time(budget):
     with pytest.raises(InputError, match="Auto.budget must be"):
         Auto(budget=budget)
+
+
+class Rung(Fitted):
+    """A function known by a number; near it are the next numbers."""
+
+    def __init__(self, at: int):
+        self.at = at
+
+    def predict(self, X):
+        return torch.full((len(X), 1), float(self.at))
+
+    def state(self):
+        return {}
+
+    def alternatives(self):
+        return self, Rung(self.at - 1), Rung(self.at + 1)
+
+
+def test_choices_move_to_better_decoded_outputs_step_by_step(monkeypatch):
+    """And stay where a step is not better by more than its standard error."""
+    noise = torch.linspace(-1, 1, 100, dtype=torch.float64)
+
+    def rate(self, Y, z, decoder):
+        return -(z[:, 0] - 3).square() + (z[:, 0] == 4) * (0.5 + 20 * noise)
+
+    monkeypatch.setattr(Judge, "rate", rate)
+    judge, held_out = Judge(None, None, "loss"), (np.zeros((100, 1)), None)
+    for start in (-2, 3, 4, 9):
+        fitted, decoder = judge.decide(Rung(start), [LabelSet()], held_out, None)
+        assert fitted.at == (4 if start >= 4 else 3) and decoder == LabelSet()
+
+
+def test_a_stack_leans_towards_the_member_that_decodes_best():
+    """Least squares prefers one member, decoded outputs another."""
+    X, y = vectors(300).numpy(), bits(300)
+    stack = Stack((Forest(30), KernelRidge(intercept=True)), contrast=(1.0, 2.0, 4.0))
+    model = DSOKR(kernels.Tanimoto(), sketches.SubSample(60), stack, random_state=0).fit(X, y)
+    first = stack.fit(X, Targets(*model.basis_.embed_with_residual(torch.from_numpy(y).double())), seed=0, device=CPU)
+    near = first.alternatives()
+    assert [other.contrast for other in near] == [1.0, 2.0, 1.0, 1.0]
+    total = sum(member.weight for member in first.members)
+    for place, leaning in enumerate(near[2:]):
+        weights = [member.weight for member in leaning.members]
+        assert sum(weights) == pytest.approx(total) and weights[place] >= first.members[place].weight
+        _, z = leaning.out_of_fold()
+        expected = sum(w * part for w, part in zip(weights, leaning.seen.predictions, strict=True))
+        torch.testing.assert_close(z, expected)
+    assert model.regressor_.seen is None and model.out_of_fold_[0].shape == (300, model.basis_.dim)
