@@ -13,7 +13,7 @@ from sklearn.linear_model import Ridge
 from dsokr import DSOKR, Ensemble, Training, kernels, metrics, networks, sketches
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError
-from dsokr.outputs import Form, canonical, take
+from dsokr.outputs import Form, Frame, canonical, take
 from dsokr.regressors import Forest, KernelRidge, Neural
 
 pd = pytest.importorskip("pandas")
@@ -243,3 +243,8 @@ DSOKR(kernels.Tanimoto(), regressor=Forest(3), random_state=0).fit(X, (X > 0).as
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_saved_form_imports_no_other_library():
+    with pytest.raises(InputError, match="Frame.library must be one of 'pandas', 'polars'. Got 'antigravity'"):
+        Frame.from_json({"library": "antigravity", "names": ["a"], "dtypes": ["int64"]})

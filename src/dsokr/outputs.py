@@ -21,7 +21,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from dsokr.errors import InputError
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import GraphBatch
 
 Outputs = Any  # one of the canonical forms; a union would only add casts
@@ -74,17 +74,20 @@ class ViewBatch:
 class Frame:
     """A data frame of pandas or polars, or a series: its library, and the names and types of its columns."""
 
-    library: str
+    library: Literal["pandas", "polars"]
     names: tuple[str | int | None, ...]
     dtypes: tuple[str, ...]
     is_series: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)  # it may come from a file, and its library is imported
 
     @staticmethod
     def of(columns: list[Any], is_series: bool) -> Frame | None:
         """Describe columns; None if their names cannot be saved, such as those of several levels."""
         labels, dtypes = [column.name for column in columns], tuple(str(column.dtype) for column in columns)
         names = tuple(int(name) if isinstance(name, np.integer) else name for name in labels)
-        library = "polars" if type(columns[0]).__module__.startswith("polars") else "pandas"
+        library: Any = "polars" if type(columns[0]).__module__.startswith("polars") else "pandas"
         are_plain = all(isinstance(name, str | int | None) for name in names)
         return Frame(library, names, dtypes, is_series) if are_plain else None
 
