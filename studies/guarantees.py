@@ -102,7 +102,7 @@ class Division(NamedTuple):
 
     def _add_up(self, pairs: Scored) -> tuple[Tensor, Tensor]:  # (n,), (n, k)
         """The probabilities of outputs and of all better ones: of the right output, and of all listed."""
-        p = self.calibration.find_probabilities(pairs.z, pairs.listed[:, : self.best], pairs.listed)
+        p = self.calibration.log_p(pairs.z, pairs.listed[:, : self.best], pairs.listed).exp()
         masses, places = p.cumsum(dim=1), pairs.places()
         at = (places - 1).clamp(max=p.shape[1] - 1).long()[:, None]
         return masses.gather(1, at)[:, 0].where(places.isfinite(), torch.inf), masses

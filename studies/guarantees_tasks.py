@@ -22,13 +22,14 @@ from dsokr.outputs import as_outputs, distinct
 from dsokr.regressors import KernelRidge, Neural, Training
 from dsokr.regressors.networks import WordBag
 from dsokr.sketches import SubSample
-from studies import strings
+from studies import smi2mol_models, strings
 from studies.chebi20_models import RANKED
 from studies.data.chebi20 import ChEBI20, describe_molecules, load_chebi20
 from studies.data.label_ranking import LabelRanking, generate, load_label_ranking
 from studies.data.massbank import load_massbank
 from studies.data.multilabel import load_multilabel
 from studies.data.ocr_letters import WrittenWords, load_ocr_letters
+from studies.data.smi2mol import SMI2Mol, load_smi2mol
 from studies.study import ADAMW
 
 
@@ -212,6 +213,17 @@ def hold_spectra(folder: Path | None, size: int = 1000, inputs: int = 3000) -> H
     return Held(pairs, LISTED, True, len(train))
 
 
+def hold_graphs(split: SMI2Mol, most: int = 200) -> Held:
+    """Find the graph of a SMILES string among all molecules, by the model of the study of SMI2Mol. Best on a GPU."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    conformal = Conformal(smi2mol_models.fit_model(smi2mol_models.OURS, split, 0, device)[0])
+    model, tried = conformal.model, smi2mol_models.OURS.decoders["GraphSearch"]
+    conformal.decoder = smi2mol_models.choose_decoder(model, tried, split)[0]
+    pairs = score(conformal, split.test.smiles, split.test.graphs, most)
+    cpu = Scored(*(getattr(pairs, field.name).cpu() for field in fields(Scored)))
+    return Held(cpu, SEARCHED, False, len(split.train.smiles))
+
+
 TASKS = (
     Task("rankings", "vowel", lambda folder: hold_rankings(load_label_ranking("vowel", folder)), "noisy inputs"),
     Task("label sets", "bibtex", hold_label_sets),
@@ -219,6 +231,7 @@ TASKS = (
     Task("words, a list", "OCR letters", partial(hold_letters, is_list=True), "noisy images"),
     Task("texts to molecules", "ChEBI-20", lambda folder: hold_texts(load_chebi20(folder)), "larger molecules"),
     Task("spectra to molecules", "MassBank", hold_spectra),
+    Task("SMILES to graphs", "QM9", lambda folder: hold_graphs(load_smi2mol(folder))),
 )
 SMALL = WordBag(32, buckets=1 << 10), replace(TEXT_TRAINING, epochs=15, batch_size=32, warmup_steps=2)
 GENERATED = (

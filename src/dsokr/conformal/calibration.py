@@ -100,14 +100,18 @@ class Calibration:
         x, y = self.curve.cpu().numpy()
         return torch.from_numpy(np.interp(self.find_odds(z, scores).cpu().numpy(), x, y)).to(z)
 
+    def log_p(self, z: Tensor, scores: Tensor, others: Tensor) -> Tensor:  # (n, k)
+        """log p(y | x) of outputs with these scores (n, k)."""
+        unit = self._unit(z)
+        return (others - scores[:, :1]) / unit[:, None] - _log_sum(unit, scores)[:, None]
+
     def find_probabilities(self, z: Tensor, scores: Tensor, others: Tensor | None = None) -> Tensor:  # (n, k)
         """The probabilities that the best outputs are right, or others by their scores, the best one first.
 
         That of the best is its confidence; the others share the rest as p(y | x) does.
         """
-        unit, others = self._unit(z)[:, None], scores if others is None else others
         first = self.find_confidence(z, scores)[:, None]
-        p = ((others - scores[:, :1]) / unit - _log_sum(unit[:, 0], scores)[:, None]).exp()
+        p = self.log_p(z, scores, scores if others is None else others).exp()
         rest = p[:, 1:] * (1 - first) / (1 - p[:, :1]).clamp(min=1e-12)
         return torch.cat([first, torch.minimum(rest, first)], dim=1)
 

@@ -14,6 +14,7 @@ from dsokr.conformal.calibration import Calibration, Coverage
 from dsokr.decoders import Candidates, EmbeddedOutputs
 from dsokr.errors import InputError
 from dsokr.estimator import DSOKR
+from dsokr.graphs import GraphBatch
 from dsokr.outputs import Outputs, as_outputs, count, keys, take
 from dsokr.regressors.inputs import identify_inputs
 from dsokr.rules import score_pairs
@@ -215,8 +216,12 @@ class Conformal:
         return torch.tensor([key in self._listed for key in keys(Y)], dtype=torch.bool)
 
     def is_right(self, best: Best, Y: Any) -> Tensor:  # (n,) bool
-        """Whether the best output of every input is a certain one."""
+        """Whether the best output of every input is a certain one; graphs may be numbered in other ways."""
         Y = as_outputs(Y)
+        if best.indices is None and isinstance(Y, GraphBatch):
+            found = GraphBatch.joined([GraphBatch.of(take(outputs, slice(1))) for outputs in best.outputs])
+            apart = self.model.basis_.kernel.squared_distances(found, Y)
+            return (apart <= 1e-9 * self.model.basis_.kernel.diag(Y)).cpu()
         if best.indices is not None:
             first = keys(take(self.known.outputs, best.indices[:, 0]))
         else:
