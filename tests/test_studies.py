@@ -295,7 +295,7 @@ def test_sets_of_every_kind_by_hand():
     pairs = Scored(torch.ones(5, 1), listed, own, own == 3)
     assert pairs.places().tolist() == [1, 3, 4, math.inf, 1]
     assert guarantees.find_quantile(torch.tensor([4.0, 1.0, 3.0, 2.0]), 0.6) == 3
-    calibration = Calibration(1.0, False, 1.0, 0.0, {"": torch.arange(5.0)}, torch.ones(1), torch.ones(1) > 0)
+    calibration = Calibration(1.0, False, torch.eye(2), {"": torch.arange(5.0)}, torch.ones(1), torch.ones(1) > 0)
     division = guarantees.Division(calibration, pairs, pairs, 4)
     contained, sizes = division.contains_top(0.5)
     assert contained.tolist() == [True, True, False, False, True] and set(sizes.tolist()) == {3}
