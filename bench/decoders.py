@@ -100,45 +100,16 @@ CASES = [
         for name, call in (("ten best", find_ten), ("count", count_above_zero))
         for rows in (1, 50)
     ),
-    Case(
-        "rankings, Hamming, ten best",
-        decoders.HammingRanking(),
-        kernels.Hamming(),
-        rankings,
-        (10, 20, 40),
-        lambda d: d**4,
-        20,
-        call=find_ten,
+    *(
+        Case(f"rankings, {type(k).__name__}, ten best", decoder, k, rankings, (10, 20, 40), cost, 20, call=find_ten)
+        for decoder, k, cost in (
+            (decoders.HammingRanking(), kernels.Hamming(), lambda d: d**4),
+            (decoders.Lehmer(), kernels.Lehmer(), lambda d: d**3),
+        )
     ),
-    Case(
-        "rankings, Lehmer, ten best",
-        decoders.Lehmer(),
-        kernels.Lehmer(),
-        rankings,
-        (10, 20, 40),
-        lambda d: d**3,
-        20,
-        call=find_ten,
-    ),
-    Case(
-        "rankings, Kemeny, ten best of all",
-        decoders.Kemeny(),
-        kernels.Kemeny(),
-        rankings,
-        (7, 8),
-        factorial,
-        ROWS,
-        call=find_ten,
-    ),
-    Case(
-        "rankings, Kemeny, count",
-        decoders.Kemeny(),
-        kernels.Kemeny(),
-        rankings,
-        (7, 8),
-        factorial,
-        ROWS,
-        call=count_above_zero,
+    *(
+        Case(f"rankings, Kemeny, {name}", decoders.Kemeny(), kernels.Kemeny(), rankings, (7, 8), factorial, call=call)
+        for name, call in (("ten best of all", find_ten), ("count", count_above_zero))
     ),
     Case(
         "rankings, Kemeny, ten best by moves",

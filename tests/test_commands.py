@@ -133,7 +133,8 @@ METRICS = {
 @pytest.mark.parametrize("kind", FITS)
 def test_from_a_table_to_predictions_metrics_and_a_report(dsokr, folder, tmp_path, kind):
     table, model = folder / f"{kind}.csv", tmp_path / "model"
-    done = dsokr("fit", "--train", table, *QUICK, *FITS[kind], "--out", model)
+    quick = QUICK[2:] if "--regressor" in FITS[kind] else QUICK  # epochs are for networks
+    done = dsokr("fit", "--train", table, *quick, *FITS[kind], "--out", model)
     assert all(word in done.stderr for word in ("kernel", "regressor", "decoder", "leave out", "Validation: "))
     files = {"config.json", "model.safetensors", "README.md", "task.json", "candidates.csv", "report.html"}
     assert {path.name for path in model.iterdir()} == files
@@ -652,6 +653,11 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         (f"{VECTOR} --learning-rate 0", "--learning-rate must be positive and finite. Got 0.0."),
         (f"{VECTOR} --learning-rate nan", "--learning-rate must be positive and finite. Got nan."),
         (f"{VECTOR} --device tpu", "Unknown device 'tpu'"),
+        (f"{VECTOR} --regressor Forest --network MLP", "--regressor and --network exclude each other"),
+        (f"{VECTOR} --regressor Forest --epochs 3", "--epochs, --batch-size, --learning-rate and --patience go into"),
+        (f"{VECTOR} --network MLP --budget 9s", "--budget is kept by choosing what to fit. Got --network beside it."),
+        (f"{VECTOR} --budget soon", "Auto.budget must be a time, such as '10 s', '5 min' or '2 h'. Got 'soon'."),
+        (f"{VECTOR} --regressor Forrest", "there is no Forrest. Choose from Auto, Boosted, Forest"),
         (f"{SMILES} --encoder an/encoder --network WordBag", "--network and --encoder exclude each other"),
         (f"{SMILES} --encoder {{}}", "is neither the folder of a text encoder nor a name on the hub"),
         ("predict nowhere {}/vector.csv --out o.csv", "nowhere does not exist. Name the folder that `dsokr fit` wrote"),

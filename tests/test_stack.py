@@ -227,6 +227,7 @@ def test_parameters_of_parts_can_be_searched():
             {"regressor": "forest"},
             "regressor must be a Regressor, one of scikit-learn, a network or 'auto'. Got 'forest'",
         ),
+        ({"regressor": kernels.Tanimoto()}, r"regressor must be a Regressor, .*Got Tanimoto\(\)"),
         ({"regressor": RandomForestClassifier()}, "regressor must be a Regressor, .*Got RandomForestClassifier"),
         ({"decoder": "labels"}, "decoder must be a Decoder"),
         ({"sample_weight": -np.ones(60)}, "sample_weight must not be negative"),
@@ -285,7 +286,7 @@ def test_a_budget_is_kept(seconds):
     DSOKR(kernels.Tanimoto(), random_state=0).fit(X[:50], y[:50])  # compiled functions are made once
     started = time.perf_counter()
     model = DSOKR(kernels.Tanimoto(), regressor=Auto(budget=f"{seconds} s"), random_state=0).fit(X, y)
-    assert time.perf_counter() - started < 1.25 * seconds + 1  # a busy machine
+    assert time.perf_counter() - started < 1.25 * seconds
     assert 250 <= model.n_pairs_ <= 4000 and f"from {model.n_pairs_} pairs" in model.report()
 
 
@@ -338,6 +339,6 @@ def test_a_stack_leans_towards_the_member_that_decodes_best():
         weights = [member.weight for member in leaning.members]
         assert sum(weights) == pytest.approx(total) and weights[place] >= first.members[place].weight
         _, z = leaning.out_of_fold()
-        expected = sum(w * part for w, part in zip(weights, leaning.seen.predictions, strict=True))
+        expected = sum(w * part for w, part in zip(weights, leaning.unseen.predictions, strict=True))
         torch.testing.assert_close(z, expected)
-    assert model.regressor_.seen is None and model.out_of_fold_[0].shape == (300, model.basis_.dim)
+    assert model.regressor_.unseen is None and model.out_of_fold_[0].shape == (300, model.basis_.dim)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsokr.commands.cells import count_of, parse_numbers, shorten
 from dsokr.commands.columns import Image, Kind, Labels, Molecule, Ranking, String, Vector
-from dsokr.commands.guarantee import keep_promises
+from dsokr.commands.guarantee import check_promises
 from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
 from dsokr.commands.predict import Library
 from dsokr.commands.predictor import Pairs, Predictor, read_pairs
@@ -65,7 +65,7 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     facts = {"n": len(pairs), "skipped": len(problems.found), "metrics": metrics}
     texts = [table, summarize(metrics, len(pairs))]
     if predictor.sure is not None and candidates is None:
-        facts["promises"] = promises = keep_promises(predictor, pairs)
+        facts["promises"] = promises = check_promises(predictor, pairs)
         texts += [test["text"] for test in promises["coverage"]]
         texts.append(f"Confidence is off by {promises['calibration_error']:.3f} on average.")
     return Result(facts, texts)
@@ -238,7 +238,7 @@ def write_report(predictor: Predictor, path: Path, model: str, test: Pairs | Non
     facts, results = predictor.facts, []
     if test is not None:
         title = f"On {count_of(len(test), 'test pair')} ({file})"
-        promises = keep_promises(predictor, test) if predictor.sure is not None else None
+        promises = check_promises(predictor, test) if predictor.sure is not None else None
         results.append((title, len(test), evaluate(predictor, test), find_examples(predictor, test), promises))
     if "validation" in facts:
         n = facts["rows"]["validation"]

@@ -69,7 +69,7 @@ class Guard:
         return sizes.clamp(max=top).tolist(), self.calibration.find_probabilities(z, scores), confidence
 
 
-def keep_promises(predictor: Predictor, pairs: Pairs) -> dict[str, Any]:
+def check_promises(predictor: Predictor, pairs: Pairs) -> dict[str, Any]:
     """How often sets hold the right answer, how well confidence and truth agree, and the errors of safe answers."""
     sure: Any = predictor.sure
     enough = [c for c in COVERAGES if (len(sure.calibration.right) + 1) * (1 - c) >= 1]

@@ -39,6 +39,7 @@ from dsokr.saving import parse_expression, write_expression
 
 SEARCHED_ATOMS = 12  # larger molecules are picked from a list unless a search is wanted
 VALENCES = {5: 3, 6: 4, 7: 3, 8: 2, 9: 1, 14: 4, 15: 5, 16: 6, 17: 1, 35: 1, 53: 1}
+OF_TRAINING = ("epochs", "batch_size", "learning_rate", "patience")  # options of networks
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 READ_BY = {  # networks by the kind of inputs that they read
     "vector": (networks.MLP,),
@@ -262,6 +263,12 @@ def check_options(options: FitOptions) -> None:
     if len(given) > 1:
         raise InputError(f"{given[0]} and {given[1]} exclude each other: each says what reads the inputs.")
     Auto(options.budget)
+    if given and options.budget is not None:
+        raise InputError(f"--budget is kept by choosing what to fit. Got {given[0]} beside it.")
+    if options.regressor != "auto" and any(getattr(options, name) is not None for name in OF_TRAINING):
+        raise InputError(
+            "--epochs, --batch-size, --learning-rate and --patience go into --regressor, as Training(...)."
+        )
     name, folder = options.encoder, Path(options.encoder)
     is_name = HUB_NAME.fullmatch(name) and not folder.parent.is_dir()
     if name and not (folder / "config.json").is_file() and (folder.is_dir() or not is_name):
@@ -270,8 +277,7 @@ def check_options(options: FitOptions) -> None:
 
 def choose_regressor(options: FitOptions, input: Kind, n: int, ranks: bool) -> Regressor | Auto:
     """Make the regressor: an expression, a network, or what suits the inputs."""
-    names = ("epochs", "batch_size", "learning_rate", "patience")
-    training = {name: value for name in names if (value := getattr(options, name)) is not None}
+    training = {name: value for name in OF_TRAINING if (value := getattr(options, name)) is not None}
     if options.regressor != "auto":
         return parse_part(options.regressor, regressors, "--regressor", networks, losses, kernels, sketches)
     if options.network == "auto" and not options.encoder:

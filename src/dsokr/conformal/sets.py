@@ -86,7 +86,8 @@ class Conformal:
 
         A quarter of the pairs, drawn at random, makes scores probabilities; the others calibrate. With ``groups``, a
         value for every pair, sets hold the right output as often as asked in each group. Predictions out of fold cost
-        no pairs; they are those of models of fewer pairs, so that sets tend to be a little too large.
+        no pairs, but the promise is then approximate: they are those of models of fewer pairs, and weights were chosen
+        by them.
         """
         z, Y = self._read_pairs(X, Y)
         best = self.find_best(z)

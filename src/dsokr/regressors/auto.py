@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, is_regressor
 
 from dsokr.errors import InputError, TrainingError, check_fields
 from dsokr.graphs import Graph, GraphBatch
-from dsokr.kernels import Tanimoto, WeisfeilerLehman
+from dsokr.kernels import Kernel, Tanimoto, WeisfeilerLehman
 from dsokr.losses import Ranked, Squared
 from dsokr.outputs import count, take
 from dsokr.regressors.base import Reads, Regressor
@@ -170,7 +170,7 @@ def as_regressor(given: Any) -> Regressor | Auto:
         return given
     if isinstance(given, BaseEstimator) and is_regressor(given):
         return Scikit(given)
-    if isinstance(given, str | BaseEstimator):
+    if isinstance(given, str | BaseEstimator | Kernel):
         raise InputError(f"regressor must be a Regressor, one of scikit-learn, a network or 'auto'. Got {given!r:.60}.")
     return Neural(given)
 

@@ -126,8 +126,8 @@ class KernelRidge(Regressor):
         self, kernel: Kernel, X: Outputs, goals: Tensor, weights: Tensor | None, seed: int, device: Device
     ) -> Ridge:
         if self.sketch is None and isinstance(kernel, Linear) and X.shape[1] <= MOST < count(X):  # columns span all
-            X_of_columns = sp.eye_array(X.shape[1], format="csr") if sp.issparse(X) else torch.eye(X.shape[1]).to(X)
-            basis = sketch_basis(kernel, X_of_columns, Full(), generator=_generator(seed), device=device)
+            units = sp.eye_array(X.shape[1], format="csr") if sp.issparse(X) else torch.eye(X.shape[1]).to(X)
+            basis = sketch_basis(kernel, units, Full(), generator=_generator(seed), device=device)
             return SketchedRidge.of(basis, X, goals, weights)
         sketch = self.sketch or (Full() if count(X) <= MOST else SubSample(ANCHORS))
         if isinstance(sketch, Full) and count(X) <= MOST:

@@ -86,8 +86,8 @@ class Stack(Regressor):
         everyone = zip(range(len(fits)), self.members, fits, weights.tolist(), strict=True)
         members = tuple(Member(number, member.reads, fit, w) for number, member, fit, w in everyone)
         contrasts = self.contrast if isinstance(self.contrast, tuple) else (self.contrast,)
-        seen = Seen(rows if folds else None, [z.to(device) for z in predictions])
-        return FittedStack(members, targets.mean(), contrasts[0], contrasts, tried, seen)
+        unseen = Unseen(rows if folds else None, [z.to(device) for z in predictions])
+        return FittedStack(members, targets.mean(), contrasts[0], contrasts, tried, unseen)
 
     def _weigh(self, predictions: list[Tensor], truth: Targets) -> Tensor:  # (members,)
         if self.weights == "equal":
@@ -104,7 +104,7 @@ class Stack(Regressor):
             )
             for member in fitted.members
         )
-        return replace(fitted, members=kept, seen=None)
+        return replace(fitted, members=kept, unseen=None)
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedStack:
         kept = []
@@ -166,7 +166,7 @@ class Member(NamedTuple):
     weight: float
 
 
-class Seen(NamedTuple):
+class Unseen(NamedTuple):
     """Inputs that no member was fitted to, by their rows among the training inputs, or those of validation."""
 
     rows: Tensor | None  # (k,)
@@ -182,7 +182,7 @@ class FittedStack(Fitted):
     contrast: float = 1.0
     ladder: tuple[float, ...] = ()  # contrasts to choose from
     tried: list[dict[str, Any]] = field(default_factory=list)
-    seen: Seen | None = None  # until everything is chosen
+    unseen: Unseen | None = None  # until everything is chosen
 
     @property
     def history(self) -> History:  # type: ignore[override] # an attribute elsewhere
@@ -213,12 +213,12 @@ class FittedStack(Fitted):
         return replace(self, members=tuple(members))
 
     def out_of_fold(self) -> tuple[Tensor, Tensor] | None:
-        if self.seen is None or self.seen.rows is None:
+        if self.unseen is None or self.unseen.rows is None:
             return None
-        return self.seen.rows, self._add_up(self.seen.predictions)
+        return self.unseen.rows, self._add_up(self.unseen.predictions)
 
     def on_validation(self) -> Tensor | None:
-        return self._add_up(self.seen.predictions) if self.seen is not None and self.seen.rows is None else None
+        return self._add_up(self.unseen.predictions) if self.unseen is not None and self.unseen.rows is None else None
 
     def settled(self) -> FittedStack:
         kept = tuple(member for member in self.members if member.weight > 0)
@@ -226,7 +226,7 @@ class FittedStack(Fitted):
         tried = [
             row | ({"weight": weights.get(at, 0.0)} if "weight" in row else {}) for at, row in enumerate(self.tried)
         ]
-        return replace(self, members=kept, ladder=(), seen=None, tried=tried)
+        return replace(self, members=kept, ladder=(), unseen=None, tried=tried)
 
     def state(self) -> State:
         members = {str(m.number): {"weight": m.weight, "state": m.fitted.state()} for m in self.members}
