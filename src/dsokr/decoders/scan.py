@@ -5,7 +5,7 @@ All are scored, block by block, and only the few that may be best are sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsokr.basis import BLOCK, SketchedBasis
+from dsokr.decoders.pools import Coordinates, Pool, positions_of, ranks_in_pools, size_of, top_of_pools
 from dsokr.errors import InputError, check_k
 from dsokr.metrics.scores import check_truth
 from dsokr.outputs import Form, Outputs, blocks, canonical, concatenate, count, distinct, take
@@ -243,14 +244,31 @@ class EmbeddedOutputs:
         self.add_to(scan, bonus)
         return scan.ranking()
 
+    def top_of(self, z: Any, pools: Sequence[Pool], k: int, rule: Rule) -> Ranking:
+        """The k best outputs of every row's own pool; position −1 and score −∞ where it has fewer."""
+        if self.keep:
+            z = self.basis.check_coordinates(z)
+            found = Ranking(*top_of_pools(z, Coordinates.of(*self.coordinates()), pools, check_k(k), rule))
+            check_scores(found.scores.where(found.indices >= 0, 0.0))
+            return found
+        used, places = torch.cat([*map(positions_of, pools), torch.empty(0).long()]).unique(return_inverse=True)
+        part = EmbeddedOutputs(self.basis, take(self.outputs, used), form=self.form)
+        found = part.top_of(z, places.split(list(map(size_of, pools))), k, rule)
+        return Ranking(F.pad(used, (0, 1), value=-1).to(found.indices)[found.indices], found.scores)
+
     def add_to(self, scan: Scan, bonus: Tensor | None = None) -> None:  # (c,)
         """Add the outputs to a scan, after those that it has seen."""
         for where, psi, diag in self.blocks():
             scan.add(psi, diag, bonus=0.0 if bonus is None else bonus[where])
 
-    def ranks(self, z: Any, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
-        """The rank of output ``truth[i]`` for row i of z among all outputs; see :func:`dsokr.metrics.ranks`."""
+    def ranks(self, z: Any, truth: Tensor, rule: Rule, pools: Sequence[Pool] | None = None) -> Tensor:  # (n,)
+        """The rank of output ``truth[i]`` for row i of z among all outputs, or in its pool, ∞ if that lacks it.
+
+        See :func:`dsokr.metrics.ranks`.
+        """
         z = self.basis.check_coordinates(z)
+        if pools is not None:
+            return ranks_in_pools(z, Coordinates.of(*self.coordinates()), pools, truth, rule)
         truth = check_truth(truth, len(z), len(self)).to(z.device)
         own, found, ties = z.new_empty(len(z), 1), z.new_ones(len(z)), {}
         for where, psi, diag in self.select(truth).blocks():
