@@ -83,7 +83,7 @@ def _check_positions(some: Any, i: int, candidates: int) -> Tensor:
     at = torch.as_tensor(some if len(some) else [], dtype=None if len(some) else torch.long)
     if at.is_floating_point() or at.dtype == torch.bool or at.ndim != 1:
         raise InputError(f"allowed must name candidates by their positions. Got {at.dtype} for input {i}.")
-    if len(at) and not (0 <= int(at.min()) and int(at.max()) < candidates):
+    if len(at) and not (int(at.min()) >= 0 and int(at.max()) < candidates):
         wrong = int(at[(at < 0) | (at >= candidates)][0])
         raise InputError(f"There are {candidates} candidates. allowed names number {wrong} for input {i}.")
     return at.long().unique()
