@@ -16,7 +16,7 @@ import torch
 
 import implementations
 from dsokr import DSOKR, kernels, sketch_basis, sketches
-from dsokr.commands import predict
+from dsokr.commands import library
 from dsokr.commands.app import app
 from dsokr.commands.columns import String, Vector
 from dsokr.commands.predictor import Predictor
@@ -652,7 +652,7 @@ class TestCommands:
 
     def test_embed_resumes_after_ctrl_c(self, tmp_path, embed, monkeypatch):
         assert embed("whole")[0] == 0
-        monkeypatch.setattr(predict, "BLOCK", 7)
+        monkeypatch.setattr(library, "BLOCK", 7)
         read, seen = String.read, []
 
         def interrupted(kind, cells, kernel):

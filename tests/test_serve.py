@@ -13,7 +13,7 @@ import torch
 
 from dsokr import DSOKR, decoders, kernels, sketches
 from dsokr.commands.columns import Labels, Vector
-from dsokr.commands.predict import open_index
+from dsokr.commands.library import open_index
 from dsokr.commands.predictor import Predictor
 from dsokr.conformal import Calibration
 from dsokr.errors import InputError

@@ -19,6 +19,7 @@ from dsokr.graphs import Graph
 Chem = import_extra("rdkit.Chem", "chem")
 rdDepictor = import_extra("rdkit.Chem.rdDepictor", "chem")
 rdFingerprintGenerator = import_extra("rdkit.Chem.rdFingerprintGenerator", "chem")
+rdMolDescriptors = import_extra("rdkit.Chem.rdMolDescriptors", "chem")
 rdMolDraw2D = import_extra("rdkit.Chem.Draw.rdMolDraw2D", "chem")
 BlockLogs = import_extra("rdkit.rdBase", "chem").BlockLogs  # RDKit would print its own messages beside ours
 
@@ -136,6 +137,16 @@ def share_among_atoms(
         for atom, _ in found.get(column, ()):
             shares[atom] += value / len(found[column])
     return shares
+
+
+def formulas_and_masses(smiles: Sequence[str]) -> list[tuple[str, float]]:
+    """Return the molecular formula and the exact (monoisotopic) mass of every molecule.
+
+    >>> formulas_and_masses(["CCO"])
+    [('C2H6O', 46.041864812)]
+    """
+    of_formula, of_mass = rdMolDescriptors.CalcMolFormula, rdMolDescriptors.CalcExactMolWt
+    return [(of_formula(mol), of_mass(mol)) for mol in _parse_all(smiles)]
 
 
 def matches(smiles: Sequence[str], pattern: str) -> np.ndarray:  # (n,)

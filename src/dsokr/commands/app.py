@@ -91,7 +91,7 @@ _add_command("rank", "predict.predict", options.RankOptions)
 _add_command("calibrate", "guarantee.calibrate", options.CalibrateOptions)
 _add_command("evaluate", "evaluate.evaluate_table", options.EvaluateOptions)
 _add_command("report", "evaluate.report", options.ReportOptions)
-_add_command("embed", "predict.embed", options.EmbedOptions)
+_add_command("embed", "library.embed", options.EmbedOptions)
 
 
 @app.command()
@@ -108,7 +108,7 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Show the model as a web page: type an input, see the best candidates. It contacts no other host."""
-    from dsokr.commands.predict import open_index
+    from dsokr.commands.library import open_index
     from dsokr.commands.predictor import Predictor
     from dsokr.serve import Limits, create_app, run
 

@@ -20,7 +20,7 @@ from dsokr.rules import Rule
 INPUTS, ANSWERS = 20, 3  # on the page
 SHOWN = 30  # columns of a row
 
-Cells = Sequence[Sequence[tuple[Any, ...]]]  # the answers to every input: cell, name or "", score, …; best first
+Cells = Sequence[Sequence[tuple[Any, ...]]]  # the answers to every input, best first: cell, (name or "", …), score, …
 
 
 def check_page(path: Path, what: str) -> None:
@@ -38,8 +38,8 @@ def write_reasons(predictor: Predictor, path: Path, inputs: Sequence[str], X: An
     Y = predictor.output.parse_all(cells, "Answer")
     found = explain(predictor.model, take(X, rows), Y, rule=rule)
     answers = [
-        Answer(_paint_output(predictor.output, cell, one), name or shorten(cell), one)
-        for (cell, name, *_), one in zip((hit for some in hits for hit in some), found, strict=True)
+        Answer(_paint_output(predictor.output, cell, one), named[0] or shorten(cell), one)
+        for (cell, named, *_), one in zip((hit for some in hits for hit in some), found, strict=True)
     ]
     cases = []
     for row, cell in enumerate(inputs[: len(hits)]):

@@ -22,6 +22,7 @@ from dsokr.rules import SAMPLE, TINY, Rule, Ties, affine, check_rule, constant, 
 
 QUERIES = 1024  # rows of coordinates scored at once against a block of candidates
 PAIRS = 512  # pairs scored at once in double precision: few enough for a cache
+MERGED = 2**22  # pairs merged at once
 FAST = torch.float32  # of scores on a CPU that are computed once more if they may be among the best
 
 
@@ -45,10 +46,18 @@ class Scan:
         self.scores = z.new_empty(len(z), 0)
         self.indices, self.ties = self.scores.long(), Ties(*z.new_zeros(2, len(z), 1))
 
-    def add(self, psi: Tensor, diag: Tensor, squared: Tensor | None = None, bonus: Any = 0.0) -> None:
+    def add(
+        self,
+        psi: Tensor,
+        diag: Tensor,
+        squared: Tensor | None = None,
+        bonus: Any = 0.0,
+        pairs: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         """Add candidates: ψ̃(y) (c, p) of any precision, k(y, y) (c,) and, if already computed, ‖ψ̃(y)‖².
 
-        A ``bonus`` is added to the scores of all, or of each (c,).
+        A ``bonus`` is added to the scores of all, or of each (c,). Given ``pairs`` of a row and a candidate, only these
+        count.
         """
         squared = torch.linalg.vecdot(psi.double(), psi.double()) if squared is None else squared
         more = min(self.k, self.seen + len(psi)) - self.scores.shape[1]
@@ -57,8 +66,13 @@ class Scan:
         factor, offset = affine(self.rule, diag, squared)
         block = _Block(psi, squared, factor, offset + bonus)
         step = QUERIES if self.z.device.type == "cpu" else 16 * QUERIES
-        for start in range(0, len(self.z), step):
+        for start in range(0, len(self.z) if pairs is None else 0, step):
             self._add(block, slice(start, start + step))
+        if pairs is not None:
+            if self.seen == 0:
+                self.ties = Ties.of(block.score_some(self.z))
+            for query, candidate in zip(*(part.split(MERGED) for part in pairs), strict=True):
+                self._merge(query, candidate, block)
         self.seen += len(psi)
 
     def _add(self, block: _Block, rows: slice) -> None:
@@ -94,7 +108,9 @@ class Scan:
 
     def ranking(self) -> Ranking:
         """The best so far: k of them, or all if fewer were added."""
-        return Ranking(self.indices, check_scores(self.scores + constant(self.rule, self.z)[:, None]))
+        there = self.indices >= 0  # some rows may have fewer
+        check_scores(self.scores.where(there, 0.0))
+        return Ranking(self.indices, self.scores + constant(self.rule, self.z)[:, None])
 
 
 class _Block(NamedTuple):

@@ -218,8 +218,14 @@ class CandidateIndex:
         scan = Scan(z, k, rule)
         block = max(1, min(SCORES // max(1, min(len(z), QUERIES)), NUMBERS // self.head.dim))
         for start in range(0, len(self), block):
-            scan.add(*(part[start : start + block] for part in self.arrays[:3]))
+            psi, diag, squared = (part[start : start + block] for part in self.arrays[:3])
+            scan.add(psi, diag, squared)
         return scan.ranking()
+
+    def find_cells(self, column: str) -> Sequence[str]:
+        """The cells of a column, in the order of the candidates."""
+        self.arrays.columns.check(column)
+        return self.cells[column]
 
     def cosines(self, z: Tensor, indices: Tensor) -> Tensor:  # (n, k)
         """Cosines of z and the given candidates' coordinates: from −1 to 1, and 0 where either is zero."""

@@ -81,10 +81,13 @@ class Columns:
     def numbers(self, name: str) -> np.ndarray:  # (c,)
         return self._columns[name][0].values
 
-    def _column(self, condition: Condition) -> Column:
-        if condition.column not in self._columns:
+    def check(self, name: str) -> None:
+        if name not in self._columns:
             there = f"Their columns: {', '.join(self.names)}." if self.names else "They have no columns."
-            raise InputError(f"The candidates have no column {condition.column!r}. {there}")
+            raise InputError(f"The candidates have no column {name!r}. {there}")
+
+    def _column(self, condition: Condition) -> Column:
+        self.check(condition.column)
         numbers, hashes = self._columns[condition.column]
         if condition.low.dtype == np.int64:
             return hashes
