@@ -18,7 +18,7 @@ from dsokr.commands.predict import open_index
 from dsokr.commands.predictor import Predictor
 from dsokr.commands.reasons import explain_answer
 from dsokr.conformal import Calibration
-from dsokr.errors import InputError
+from dsokr.errors import InputError, UndefinedAt
 from dsokr.explain import explain, explain_input
 from dsokr.regressors import KernelRidge
 from serving import DIM, MOLECULES, HandMade, Kind, describe_molecules, reason_by_letters, running
@@ -273,6 +273,13 @@ class TestExplain:
         assert client.get("/health").json()["explains"] is False
         refused(client.explain("a", "C"), 404)
         refused(Client(model, reason=cannot).explain("a", "C"), 422, "Nothing can be left out")
+
+        def undefined(*_):
+            raise UndefinedAt(0, "Graph", "it has no edge")
+
+        refused(
+            Client(model, reason=undefined).explain("a", "C"), 422, "cannot be explained: Graph at index 0: it has no"
+        )
         able = Client(model, reason=reason_by_letters)
         assert able.explain("a" * 500, "C").status_code == able.explain("a b " * 250, "C").status_code == 200
         refused(able.explain("a" * 501, "C"), 422, "more than 500 words or letters are not explained. Got 501.")

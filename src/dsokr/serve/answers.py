@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dsokr.conformal import Calibration
 from dsokr.decoders import Ranking
-from dsokr.errors import InputError, MissingExtraError, check_fields
+from dsokr.errors import InputError, KernelError, MissingExtraError, check_fields
 from dsokr.explain import Colored, Reasons, name_colors
 from dsokr.index import CandidateIndex
 from dsokr.index.candidates import LARGEST
@@ -338,7 +338,10 @@ def explain(model: Any, reason: Callable[[str, str, Rule], Reasons], asked: Any)
     for where, kind in (("input", model.input), ("output", model.output)):
         for problem in kind.read([getattr(asked, where)]).bad.values():
             raise BadInput(where, problem)
-    why, output, given = reason(asked.input, asked.output, asked.rule)
+    try:
+        why, output, given = reason(asked.input, asked.output, asked.rule)
+    except KernelError as error:  # undefined without one of the parts
+        raise InputError(f"This output cannot be explained: {error}") from error
     shown = {"output": _paint(output), "input": None if given is None else _paint(given)}
     return {"score": why.score, "exact": why.exact, "constant": why.constant, **shown}
 
