@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -71,6 +72,7 @@ class GraphSearch(Decoder):
     def _is_restricted(self) -> bool:
         return not (self.formula is None and self.mass is None and self.contains == ())
 
+    @cached_property
     def restriction(self) -> Restricted | None:
         """The part of the domain that answers come from; None if it is the whole domain."""
         if not self._is_restricted():
@@ -79,7 +81,7 @@ class GraphSearch(Decoder):
         return Restricted(cast(Molecules, self.moves), self.formula, self.mass, parts)
 
     def check_outputs(self, outputs: Outputs, form: Form) -> None:
-        self.restriction()
+        self.restriction  # noqa: B018 # what cannot be met is refused when it is made
 
     def check(self, kernel: Kernel) -> None:
         if not isinstance(kernel, FeatureKernel):
@@ -92,7 +94,7 @@ class GraphSearch(Decoder):
         return self.search(basis, z, known, 1)[:2]
 
     def search(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int) -> Found:
-        rule, limits = self.scoring_rule(), self.restriction()
+        rule, limits = self.scoring_rule(), self.restriction
         allowed, starts = known, GraphBatch.of(take(known.outputs, slice(0)))
         if limits is not None:
             meets = limits.measure(GraphBatch.of(known.outputs)) == 0
@@ -125,8 +127,8 @@ class GraphSearch(Decoder):
 
         def work(start: int, stop: int) -> None:
             objective = Objective.of(terms, basis, z[start:stop], limits)
-            own = [part[start * (n := len(part) // len(z)) : stop * n] for part in (nearest, starts)]
-            pool = self._search_block(objective, stop - start, *own, beam)
+            best, others = (part[start * (n := len(part) // len(z)) : stop * n] for part in (nearest, starts))
+            pool = self._search_block(objective, stop - start, best, others, beam)
             pools[start] = pool._replace(owners=pool.owners + start)
 
         run_in_threads(work, len(z), TOGETHER)

@@ -131,7 +131,7 @@ def _is_valid(molecule: Molecule, edit: np.ndarray, trial: np.ndarray) -> bool:
         if not _keeps_valence(molecule, trial, edit[k]) or not _keeps_valence(molecule, trial, edit[k + 1]):
             return False
         breaks |= edit[k + 2] == 0 and edit[k] != edit[k + 1]
-    return not breaks or _is_connected(trial)
+    return not breaks or is_connected(trial)
 
 
 @compiled
@@ -144,7 +144,7 @@ def _keeps_valence(molecule: Molecule, trial: np.ndarray, i: int) -> bool:
 
 
 @compiled
-def _is_connected(trial: np.ndarray) -> bool:
+def is_connected(trial: np.ndarray) -> bool:
     seen, queue, atoms, head, tail = np.zeros(len(trial), np.bool_), np.empty(len(trial), np.int64), 0, 0, 0
     for v in range(len(trial)):
         if trial[v, v] and not atoms:

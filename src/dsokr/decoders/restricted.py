@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import block_diag
 from scipy.spatial import KDTree
 
 from dsokr.compute import compiled
-from dsokr.decoders.moves import Molecules, Neighbors
+from dsokr.decoders.moves import Molecules, Neighbors, is_connected
 from dsokr.errors import InputError
-from dsokr.graphs import Graph, GraphBatch, to_adjacency
+from dsokr.graphs import Graph, GraphBatch, from_adjacency, to_adjacency
 
 HYDROGEN = 1.00782503223  # its mass
 ATOM, PATTERN = 100.0, 1e5  # how far off an atom too many or a missing substructure is; a hydrogen: one half
@@ -112,7 +113,7 @@ class Restricted:
         if np.isnan(masses).any():
             raise InputError(f"The masses of {', '.join(ELEMENTS)} are known. Got the domain {self.domain}.")
         low, high = self.mass
-        rows = self._list_formulas(masses, high) if self.formula is None else self._read_formula(self.formula)
+        rows = self._list_formulas(masses, low, high) if self.formula is None else self._read_formula(self.formula)
         return rows[(low <= rows @ masses) & (rows @ masses <= high)]
 
     def _read_formula(self, formula: str) -> np.ndarray:  # (1, elements + 2)
@@ -129,29 +130,20 @@ class Restricted:
             raise InputError(f"No molecule has the formula {formula}: its hydrogens do not fit its valences.")
         return np.array([[*(counts[number] for number in numbers), 0, hydrogens]])
 
-    def _list_formulas(self, masses: np.ndarray, highest: float) -> np.ndarray:  # (formulas, elements + 2)
-        """All formulas of molecules of at most that mass."""
-        most = self.domain.max_atoms
-        rows = np.zeros((1, len(masses)), np.int64)
-        for at in range(len(self.elements)):
-            rows = np.repeat(rows, most + 1, axis=0)
-            rows[:, at] = np.arange(len(rows)) % (most + 1)
-            rows = rows[(rows.sum(axis=1) <= most) & (rows @ masses <= highest)]
-            self._check_number(len(rows))
-        rows = rows[rows.sum(axis=1) > 0]
+    def _list_formulas(self, masses: np.ndarray, low: float, high: float) -> np.ndarray:  # (formulas, elements + 2)
+        """All formulas of molecules with a mass in the window."""
+        most, count = self.domain.max_atoms, len(self.elements)
+        rows = np.zeros((1, count + 2), np.int64)
+        for unit in np.eye(count, count + 2, dtype=np.int64):
+            more = (rows + number * unit for number in range(most + 1))
+            rows = _join(part[(part.sum(axis=1) <= most) & (part @ masses <= high)] for part in more)
         least, largest = (np.array([element.valences[end] - 2 for element in self.elements]) for end in (0, -1))
-        atoms = rows[:, : len(self.elements)]
-        free = np.maximum(atoms @ least, np.minimum(atoms @ largest, -2)) + 2  # hydrogens, if there are no rings
-        ways = np.maximum(free // 2 + 1, 0)
-        self._check_number(ways.sum())
-        owner = np.repeat(np.arange(len(rows)), ways)
-        rows = rows[owner]
-        rows[:, -1] = free[owner] - 2 * (np.arange(len(owner)) - np.searchsorted(owner, owner))
-        return rows
-
-    def _check_number(self, formulas: int) -> None:
-        if formulas > MOST:
-            raise InputError(f"More than {MOST:,} formulas have at most the mass {self.mass[-1:]}. Give a formula.")
+        rows = rows[rows.sum(axis=1) > 0]
+        atoms = rows[:, :count]
+        rows[:, -1] = np.maximum(atoms @ least, np.minimum(atoms @ largest, -2)) + 2  # if there are no rings
+        pair = 2 * np.eye(1, count + 2, count + 1, dtype=np.int64)
+        fewer = (rows - number * pair for number in range(rows[:, -1].max(initial=0) // 2 + 1))
+        return _join(part[(part[:, -1] >= 0) & (low <= part @ masses) & (part @ masses <= high)] for part in fewer)
 
     @cached_property
     def _tree(self) -> KDTree:
@@ -196,16 +188,32 @@ class Restricted:
         return Neighbors(near.graphs[keep], near.origins[keep])
 
     def suggest(self) -> list[Graph]:
-        """The substructures alone, and all of them in a chain: where a search can start if no molecule is known."""
-        return [*self.substructures, *([_chain(self.substructures)] if len(self.substructures) > 1 else [])]
+        """Molecules of the domain to start from: the substructures, each alone and all in a chain."""
+        matrices, valences = list(map(_as_matrix, self.substructures)), dict(self.domain.valences)
+        matrices += [self._chain(matrices)] if len(matrices) > 1 else []
+        small = (matrix for matrix in matrices if len(matrix) <= self.domain.max_atoms)
+        good = (matrix for matrix in small if is_connected(matrix) and {*np.diag(matrix).tolist()} <= {*valences})
+        return [from_adjacency(np.diag(matrix), matrix - np.diag(np.diag(matrix))) for matrix in good]
+
+    def _chain(self, matrices: Sequence[np.ndarray]) -> np.ndarray:
+        """Bond every molecule to those before, where most valences are free; disconnected if none is."""
+        joined, valences = block_diag(*matrices), dict(self.domain.valences)
+        most = np.array([valences.get(element, 0) for element in np.diag(joined)])
+        for start, stop in pairwise(np.cumsum([len(matrix) for matrix in matrices])):
+            free = most - joined.sum(axis=1) + np.diag(joined)
+            i, j = free[:start].argmax(), start + free[start:stop].argmax()
+            joined[i, j] = joined[j, i] = min(free[i], free[j]) > 0
+        return joined
 
 
-def _chain(graphs: Sequence[Graph]) -> Graph:
-    """Bond the last atom of every graph to the first of the next."""
-    sizes = np.cumsum([0, *(len(graph.labels) for graph in graphs)]).tolist()
-    moved = (((i + s, j + s, o) for i, j, o in graph.edges) for s, graph in zip(sizes, graphs, strict=False))
-    links = ((s - 1, s, 1) for s in sizes[1:-1])
-    return Graph(tuple(chain(*(graph.labels for graph in graphs))), (*chain(*moved), *links))
+def _join(parts: Iterator[np.ndarray]) -> np.ndarray:
+    """All rows of several tables, if they are not too many."""
+    kept, total = list[np.ndarray](), 0
+    for part in parts:
+        kept, total = [*kept, part], total + len(part)
+        if total > MOST:
+            raise InputError(f"More than {MOST:,} formulas have at most this mass. Give one of them.")
+    return np.concatenate(kept)
 
 
 def list_forms(graph: Graph) -> list[Graph]:
