@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.metadata import Distribution, requires, version
 from pathlib import Path
@@ -110,6 +111,7 @@ def serve(
     """Show the model as a web page: type an input, see the best candidates. It contacts no other host."""
     from dsokr.commands.library import open_index
     from dsokr.commands.predictor import Predictor
+    from dsokr.commands.reasons import explain_answer
     from dsokr.serve import Limits, create_app, run
 
     limits = Limits(seconds=timeout, k=most)
@@ -118,7 +120,9 @@ def serve(
         predictor.decode(predictor.among(None).coordinates()[0][:1])  # compiles the search before the first request
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
         hosts = [host, *(allowed or [])]
-        run(create_app(predictor, open_index(predictor, index), limits, examples, hosts), host, port, say=say)
+        reason = partial(explain_answer, predictor)
+        served = create_app(predictor, open_index(predictor, index), limits, examples, hosts, reason)
+        run(served, host, port, say=say)
 
 
 @app.command()
