@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import re
 import resource
 import shlex
 import shutil
@@ -30,6 +31,7 @@ from dsokr.rules import score
 from studies.data import molecules
 
 QUICK = ("--epochs", "3", "--device", "cpu")
+SKIP = ("--on-error", "skip")
 SMALL = ("--network", "CharTransformer(layers=1, width=16, heads=2, dropout=0.1)")
 
 
@@ -228,7 +230,7 @@ def test_candidates_twice_and_bad_ones(dsokr, fitted, inputs, tmp_path):
     candidates = tmp_path / "library.smi"
     candidates.write_text("CO first\nC1CC bad\nCO again\nCC\nCO third\n")
     arguments = ("rank", fitted, inputs, "--candidates", candidates, "--out")
-    done = dsokr(*arguments, tmp_path / "ranked.csv.gz")
+    done = dsokr(*arguments, tmp_path / "ranked.csv.gz", *SKIP)
     assert "2 candidates (2 listed again, counted once) ranked for 2 inputs." in done.stdout
     assert "1 row was skipped:" in done.stderr and "row 2, column 'smiles': Could not parse 'C1CC'" in done.stderr
     rows = Table(tmp_path / "ranked.csv.gz").read(Problems()).cells
@@ -243,6 +245,19 @@ def test_candidates_twice_and_bad_ones(dsokr, fitted, inputs, tmp_path):
     assert why in dsokr("evaluate", fitted, test, "--candidates", candidates, expect=1).stderr
 
 
+def test_a_molecule_written_in_two_ways_is_one_candidate(dsokr, fitted, inputs, tmp_path, monkeypatch):
+    candidates = tmp_path / "library.smi"
+    candidates.write_text("CCO ethanol\nOCC again\nC(O)C again\nCC ethane\nC(C)O again\n")
+    for size in (2, 100):
+        monkeypatch.setattr(predict, "BLOCK", size)
+        done = dsokr("rank", fitted, inputs, "--candidates", candidates, "--out", tmp_path / "r.csv")
+        assert "2 candidates (3 listed again, counted once) ranked" in done.stdout
+        found = {(row["prediction"], row["name"]) for row in read(tmp_path / "r.csv")}
+        assert found == {("CCO", "ethanol"), ("CC", "ethane")}
+    source = predict.Library(Predictor.load(fitted, "cpu"), candidates, None, Problems())
+    assert [cells for cells, *_ in source.blocks(start=1)] == [["CC"]]  # CCO came before
+
+
 REPEATED = ["CO", "", "CC", "C1CC", "CO", "", "CCC", "C1CC", "", "CC", "", "CO", "C1CC"]  # three, then three again
 BAD = [row for row, cell in enumerate(REPEATED, start=2) if cell in ("", "C1CC")]
 
@@ -253,11 +268,11 @@ def test_bad_candidates_that_repeat_are_skipped_and_good_ones_count_once(
 ):
     monkeypatch.setattr(predict, "BLOCK", size)
     candidates = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
-    done = dsokr("rank", fitted, inputs, "--candidates", candidates, "--out", tmp_path / "r.csv")
+    done = dsokr("rank", fitted, inputs, "--candidates", candidates, *SKIP, "--out", tmp_path / "r.csv")
     assert "3 candidates (3 listed again, counted once) ranked" in done.stdout
     assert f"{len(BAD)} rows were skipped:" in done.stderr
     assert [int(row["row"]) for row in read(tmp_path / "r.skipped.csv")] == BAD
-    done = dsokr("embed", fitted, candidates, "--out", tmp_path / "i")
+    done = dsokr("embed", fitted, candidates, *SKIP, "--out", tmp_path / "i")
     assert "3 candidates (3 listed again, counted once) in the index" in done.stdout
     assert f"{len(BAD)} rows were skipped:" in done.stderr
     listed = (tmp_path / "i" / "skipped.txt").read_text().splitlines()
@@ -267,7 +282,7 @@ def test_bad_candidates_that_repeat_are_skipped_and_good_ones_count_once(
 @pytest.mark.parametrize("blocks", range(1, 6))
 def test_candidates_that_repeat_after_an_interruption(dsokr, fitted, tmp_path, monkeypatch, blocks):
     candidates = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
-    arguments = ("embed", fitted, candidates, "--json", "--out")
+    arguments = ("embed", fitted, candidates, *SKIP, "--json", "--out")
     whole = json.loads(dsokr(*arguments, tmp_path / "whole").stdout)
     monkeypatch.setattr(predict, "BLOCK", 2)
     read, calls = columns.Kind.read, []
@@ -366,16 +381,53 @@ def test_problems_are_listed_in_the_order_of_rows(dsokr, folder, tmp_path):
     arguments = ("fit", "--train", tmp_path / "t.csv", *columns, *QUICK, "--out", tmp_path / "m")
     done = dsokr(*arguments, "--on-error", "fail", expect=1)
     assert "row 3 (the header is row 1), column 'y1, y2': 'x' in 'y2' is not a number." in done.stderr
-    done = dsokr(*arguments)
+    lost = "5 of the 30 rows of .*t.csv cannot be used, 2 of them for this reason: The kernel is undefined .* row 3 "
+    assert re.search(lost, dsokr(*arguments, expect=1).stderr)
+    done = dsokr(*arguments, *SKIP)
     assert "30 in" in done.stderr and "5 rows were skipped" in done.stderr
     assert "The kernel is undefined here" in done.stderr
     assert [row["row"] for row in read(tmp_path / "m" / "skipped.csv")] == ["3", "4", "6", "8", "9"]
 
 
+def test_a_table_of_zeros_is_learned_from_as_sparse(dsokr, tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.random((80, 120)) < [0.5, *[0.02] * 119]
+    rows = [[*x.astype(int), "a" if x[0] else "b"] for x in X]
+    table = write(tmp_path / "t.csv", [*(f"x{i}" for i in range(120)), "y"], rows)
+    arguments = ("fit", "--train", table, "--input", "x*", "--output", "y", "--device", "cpu", "--out", tmp_path / "m")
+    done = dsokr(*arguments)
+    assert "x119 as sparse vector" in done.stderr and "Tanimoto()" in done.stderr  # as of counts
+    predictor = Predictor.load(tmp_path / "m", "cpu")
+    assert predictor.input.sparse
+    dsokr("predict", tmp_path / "m", table, "--out", tmp_path / "p.csv", "--explain", tmp_path / "why.html")
+    right = sum(row["prediction"] == true[-1] for row, true in zip(read(tmp_path / "p.csv"), rows, strict=True))
+    assert right > 60
+    again = ("--restart", *arguments[1:])
+    assert "x119 as vector" in dsokr("fit", *again, "--epochs", "2").stderr  # networks read no sparse rows
+    sparse = ("--input-kind", "Vector(sparse=True)")
+    error = dsokr("fit", *again, *sparse, "--epochs", "2", expect=1).stderr
+    assert "Networks read no sparse inputs. Use --input-kind vector, or no options of networks." in error
+    wrong = dsokr("fit", *again[:-4], "--output-kind", sparse[1], *again[-4:], expect=1).stderr
+    assert "--output-kind Vector(sparse=True): only inputs can be sparse." in wrong
+
+
+def test_lists_of_different_lengths_are_named(dsokr, tmp_path):
+    rows = [["1 2 3" if i % 3 else "1 2", i % 2] for i in range(40)]
+    table = write(tmp_path / "t.csv", ["x", "y"], rows)
+    arguments = ("fit", "--train", table, "--input", "x", "--output", "y", "--out", tmp_path / "m")
+    said = f"The column 'x' of {table} holds lists of different lengths: 3 numbers in row 3, 2 numbers in row 2."
+    assert said in dsokr(*arguments, expect=1).stderr
+    assert "14 rows were skipped" in dsokr(*arguments, *SKIP).stderr
+    write(table, ["x", "y"], [[f"{i} 2 3" if i != 7 else "1 2", i % 2] for i in range(40)])
+    assert "row 9 (the header is row 1), column 'x': There must be 3 numbers. Got 2." in dsokr(*arguments).stderr
+
+
 def test_bad_inputs_of_a_prediction_do_not_lose_the_good_ones(dsokr, fitted, tmp_path):
     table = tmp_path / "inputs.csv"
     table.write_bytes("\ufeffid,text\r\n1,carbon\r\n2,\r\n3,größe und 界\r\n".encode())
-    done = dsokr("predict", fitted, table, "--out", tmp_path / "new" / "out.csv")
+    predict = ("predict", fitted, table, "--out", tmp_path / "new" / "out.csv")
+    assert "1 of the 3 rows of" in dsokr(*predict, expect=1).stderr and not (tmp_path / "new").exists()
+    done = dsokr(*predict, *SKIP)
     assert "Predictions for 2 inputs." in done.stdout
     assert "row 3 (the header is row 1), column 'text': The cell is empty." in done.stderr
     rows = read(tmp_path / "new" / "out.csv")

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from dsokr.commands.cells import count_of, parse_numbers, shorten
-from dsokr.commands.columns import Image, Kind, Labels, Molecule, Ranking, String, Vector
+from dsokr.commands.columns import Image, Labels, Molecule, Ranking, String, Vector
 from dsokr.commands.guarantee import check_promises
+from dsokr.commands.kinds import Kind
 from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
 from dsokr.commands.predict import Library
 from dsokr.commands.predictor import Pairs, Predictor, read_pairs

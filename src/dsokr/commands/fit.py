@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 import warnings
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from safetensors import SafetensorError
 
 from dsokr import __version__
 from dsokr.commands import columns
-from dsokr.commands.cells import count_of, guess_input, guess_output
-from dsokr.commands.columns import Kind, Labels, OutputKind, String
+from dsokr.commands.cells import count_of, guess_input, guess_output, parse_numbers
+from dsokr.commands.columns import Labels, String, Vector
 from dsokr.commands.evaluate import evaluate, find_examples, summarize, write_report
-from dsokr.commands.options import FitOptions, Result, Say
+from dsokr.commands.kinds import Kind, OutputKind
+from dsokr.commands.options import SHARES, FitOptions, Result, Say
 from dsokr.commands.predictor import (
     Pairs,
     Predictor,
@@ -27,6 +29,7 @@ from dsokr.commands.predictor import (
     parse_kernel,
     parse_part,
     read_pairs,
+    wants_network,
 )
 from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
@@ -112,6 +115,11 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     rows = table.read(problems, [*names[0], *names[1]])
     input = _choose_kind(options.input_kind, "--input-kind", names[0], rows)
     output = _choose_kind(options.output_kind, "--output-kind", names[1], rows)
+    if options.input_kind == "auto" and isinstance(input, Vector) and wants_network(options):
+        input = replace(input, sparse=False)
+    for kind in (input, output):
+        if isinstance(kind, Vector) and options.on_error != "skip":
+            _check_lengths(kind, rows)
     _warn_of_commas(output, rows.join(names[1]), is_guess=options.output_kind == "auto")
     kernel_text = output.kernel if options.kernel == "auto" else options.kernel
     kernel = parse_kernel(kernel_text)
@@ -132,7 +140,7 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     source, written = f" from {options.valid}" if options.valid else "", model.get_params(deep=False)
     chosen = {
         "rows": f"{len(rows.attempted):,} in {options.train}",
-        **{name: f"{', '.join(kind.columns)} as {kind.name}" for name, kind in predictor.kinds().items()},
+        **{name: _describe(kind) for name, kind in predictor.kinds().items()},
         **{name: write_expression(written[name], *PARTS[name]) for name in ("kernel", "regressor", "decoder")},
         "pairs": f"{len(pairs):,} to train on, {len(valid or []):,} held out for validation{source}{repeats}"
         + (f", {len(kept):,} to calibrate on" if kept is not None else ""),
@@ -150,7 +158,31 @@ def _choose_kind(text: str, option: str, names: list[str], rows: Rows) -> Any:
     kind: Any = known[text]() if text in known else parse_part(text, columns, option)
     if type(kind) not in known.values():
         raise InputError(f"There is no {option} {text!r}. Choose from {', '.join(known)}.")
+    if not is_input and getattr(kind, "sparse", False):
+        raise InputError(f"{option} {text}: only inputs can be sparse.")
     return replace(kind, columns=tuple(names))
+
+
+def _check_lengths(kind: Vector, rows: Rows) -> None:
+    """Refuse lists of different lengths: as vectors, all but those of one length would be lost."""
+    if len(kind.columns) > 1:
+        return
+    first: dict[int, int] = {}  # the first position of every length
+    lengths: Counter[int] = Counter()
+    for at, cell in enumerate(rows.cells[kind.columns[0]]):
+        with suppress(InputError):
+            length = len(parse_numbers(cell))
+            lengths[length] += 1
+            first.setdefault(length, at)
+    (usual, times), *others = lengths.most_common(2) or [(0, 0)]
+    if others and times < (1 - SHARES["auto"]) * lengths.total():
+        places = (f"{count_of(n, 'number')} in row {rows.numbers[first[n]]}" for n in (usual, others[0][0]))
+        what = f"The column {kind.columns[0]!r} of {rows.table.path} holds lists of different lengths"
+        raise InputError(f"{what}: {', '.join(places)}. A vector has as many numbers in every row.")
+
+
+def _describe(kind: Kind) -> str:
+    return f"{', '.join(kind.columns)} as {'sparse ' * getattr(kind, 'sparse', False)}{kind.name}"
 
 
 def _warn_of_commas(output: OutputKind, cells: list[str], is_guess: bool) -> None:

@@ -22,7 +22,8 @@ class Result(NamedTuple):
     texts: list[Any]
 
 
-OnError = StrEnum("OnError", ["skip", "fail"])
+OnError = StrEnum("OnError", ["auto", "skip", "fail"])
+SHARES = {"auto": 0.1, "skip": 1.0, "fail": 0.0}  # of the rows that may be skipped
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Folder = Annotated[Path, typer.Argument(help="Folder of a model made by `dsokr fit`.")]
@@ -57,7 +58,9 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
 class Options:
     """What all commands that read tables have in common."""
 
-    on_error: Annotated[OnError, typer.Option(help="skip rows that cannot be used, or fail.")] = OnError.skip
+    on_error: Annotated[
+        OnError, typer.Option(help="Rows that cannot be used: skip any, fail at any, or skip up to a tenth (auto).")
+    ] = OnError.auto
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto"
     as_json: AsJson = False
 

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from dsokr.commands.cells import count_of, parse_numbers
+from dsokr.commands.formats import without_compression
 from dsokr.commands.guarantee import Guard
+from dsokr.commands.kinds import parse_good
 from dsokr.commands.options import EmbedOptions, PredictOptions, Result, Say
 from dsokr.commands.predictor import Predictor, read_column
 from dsokr.commands.reasons import check_page, write_reasons
-from dsokr.commands.tables import Problems, Table, check_writable, without_compression, write_skipped, write_table
+from dsokr.commands.tables import Problems, Table, check_writable, write_skipped, write_table
 from dsokr.conformal import LISTED, Conformal
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.scan import Scan
@@ -31,7 +33,7 @@ Hits = list[list[tuple[Any, ...]]]  # the answers to every input: cell, name or 
 
 
 class Library:
-    """The candidates of a file, read in blocks. Those written alike count once."""
+    """The candidates of a file, read in blocks. Those that mean the same count once."""
 
     def __init__(self, predictor: Predictor, path: Path, column: str | None, problems: Problems):
         self.predictor, self.table, self.problems = predictor, Table(path), problems
@@ -60,24 +62,25 @@ class Library:
 
         Bad ones are problems, in every row where they occur. A file without any good one is an error.
         """
-        before: set[int] = set()  # hashes of the candidates up to ``start``
-        seen: set[int] = set()  # and of good ones after it
+        seen: set[int] = set()  # hashes of good cells after it, and of the keys of all
+        key = self.predictor.output.key
         for rows in self.table.blocks(self.problems, [*self.columns, *self.name], BLOCK):
             self.rows += len(rows.attempted)
             cells = list(map(str.strip, rows.join(self.columns)))
             names = rows.cells[self.name[0]] if self.name else [""] * len(cells)
             name_of = dict(zip(reversed(cells), reversed(names), strict=True))  # that of the first of equal cells
             after = [at for at, number in enumerate(rows.numbers) if number > start]
-            before |= {hash(cell) for cell in cells[: len(cells) - len(after)]}
+            seen |= {hash((text,)) for text in parse_good(key, cells[: len(cells) - len(after)])}
             new = list(dict.fromkeys(cells[at] for at in after if hash(cells[at]) not in seen))
             read = self.predictor.output.read(new, self.predictor.basis.kernel)
             bad = {new[at]: reason for at, reason in read.bad.items()}
             for at in after:
                 if cells[at] in bad:
                     self.problems.add(self.table, rows.numbers[at], ", ".join(self.columns), bad[cells[at]])
-            self.problems.check()
-            seen |= {hash(new[at]) for at in read.good}
-            fresh = [place for place, at in enumerate(read.good) if hash(new[at]) not in before]
+            self.problems.check(self.table, self.rows)
+            places = {hash((key(new[at]),)): place for place, at in reversed(list(enumerate(read.good)))}
+            fresh = sorted(place for code, place in places.items() if code not in seen)
+            seen |= {hash(new[at]) for at in read.good} | places.keys()
             found = [new[read.good[place]] for place in fresh]
             self.candidates += len(found)
             yield found, [name_of[cell] for cell in found], take(read.values, fresh), rows.attempted[-1]
@@ -99,7 +102,7 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     cells, read = read_column(rows, predictor.input, problems, names=names)
     if not read.good:
         raise table.unusable(problems)
-    problems.check()
+    problems.check(table, len(rows.attempted))
     groups = take(rows.cells[group], read.good) if group else None
     z = predictor.model.coefficients(read.values)
     hits, candidates, duplicates = _answer(predictor, z, groups, options, problems, say)

@@ -21,7 +21,8 @@ from dsokr import decoders, kernels, losses, networks, regressors, sketches
 from dsokr.basis import SketchedBasis
 from dsokr.commands import columns
 from dsokr.commands.cells import suggest
-from dsokr.commands.columns import Kind, Letters, Molecule, OutputKind, Read
+from dsokr.commands.columns import Letters, Molecule
+from dsokr.commands.kinds import Kind, OutputKind, Read
 from dsokr.commands.options import FitOptions
 from dsokr.commands.tables import Problems, Rows, Table, write_table
 from dsokr.conformal import FILE, Conformal
@@ -84,7 +85,7 @@ def read_pairs(rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, prob
     good = sorted({*x.good} & {*y.good})
     if not good:
         raise rows.table.unusable(problems)
-    problems.check()
+    problems.check(rows.table, len(rows.attempted))
     X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (x, y))
     return Pairs(take(rows.numbers, good), take(inputs, good), take(outputs, good), X, Y)
 
@@ -219,7 +220,7 @@ class Predictor:
         model = DSOKR.load(folder, device=device)
         try:
             task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-            known = Table(folder / "candidates.csv").read(Problems(fails=True)).cells["output"]
+            known = Table(folder / "candidates.csv").read(Problems(share=0)).cells["output"]
             if len(known) != len(model.known_):
                 raise ValueError("candidates.csv does not list the outputs that the model knows")
             input, output = (parse_expression(task[name], columns) for name in ("input", "output"))
@@ -275,9 +276,17 @@ def check_options(options: FitOptions) -> None:
         raise InputError(f"{name} is neither the folder of a text encoder nor a name on the hub, organisation/model.")
 
 
+def wants_network(options: FitOptions) -> bool:
+    """Whether an option is about networks, or is a regressor, which may be one: these need not read sparse rows."""
+    named = options.network != "auto" or options.regressor != "auto"
+    return named or any(getattr(options, name) is not None for name in OF_TRAINING)
+
+
 def choose_regressor(options: FitOptions, input: Kind, n: int, ranks: bool) -> Regressor | Auto:
     """Make the regressor: an expression, a network, or what suits the inputs."""
     training = {name: value for name in OF_TRAINING if (value := getattr(options, name)) is not None}
+    if getattr(input, "sparse", False) and options.regressor == "auto" and wants_network(options):
+        raise InputError("Networks read no sparse inputs. Use --input-kind vector, or no options of networks.")
     if options.regressor != "auto":
         return parse_part(options.regressor, regressors, "--regressor", networks, losses, kernels, sketches)
     if options.network == "auto" and not options.encoder:
