@@ -172,6 +172,7 @@ def test_from_a_table_to_predictions_metrics_and_a_report(dsokr, folder, tmp_pat
     assert ("What was tried" in page) == ("--network" not in FITS[kind])
     assert page.count("<svg") >= 5 * 8 if kind in ("smiles", "graph") else page.count("<svg") <= 1
     assert 'src="http' not in page and "href" not in page
+    assert page.count(" Da</figcaption>") == page.count("<figcaption>") >= 5 * 8 * (kind in ("smiles", "graph"))
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from dsokr.graphs import Graph
 Chem = import_extra("rdkit.Chem", "chem")
 rdDepictor = import_extra("rdkit.Chem.rdDepictor", "chem")
 rdFingerprintGenerator = import_extra("rdkit.Chem.rdFingerprintGenerator", "chem")
+rdMolDescriptors = import_extra("rdkit.Chem.rdMolDescriptors", "chem")
 rdMolDraw2D = import_extra("rdkit.Chem.Draw.rdMolDraw2D", "chem")
 BlockLogs = import_extra("rdkit.rdBase", "chem").BlockLogs  # RDKit would print its own messages beside ours
 
@@ -71,6 +72,26 @@ def smiles(graph: Graph) -> str:
 def many_smiles(graphs: Sequence[Graph]) -> list[str]:
     """Return the canonical SMILES of many graphs."""
     return [_convert(graph, smiles, f"Graph at index {index}") for index, graph in enumerate(graphs)]
+
+
+def formula(smiles: str) -> str:
+    """Return the molecular formula, in Hill order.
+
+    >>> formula("CCO")
+    'C2H6O'
+    """
+    with BlockLogs():
+        return rdMolDescriptors.CalcMolFormula(_parse(smiles))
+
+
+def mass(smiles: str) -> float:
+    """Return the monoisotopic mass, in daltons.
+
+    >>> round(mass("CCO"), 4)
+    46.0419
+    """
+    with BlockLogs():
+        return rdMolDescriptors.CalcExactMolWt(_parse(smiles))
 
 
 def fingerprints(smiles: Sequence[str], radius: int = 3, chirality: bool = True) -> sp.csr_array:  # (n, 2³²)
@@ -266,6 +287,7 @@ def _draw_grid(canvas: Any, molecules: Items, legends: Legends, columns: int, si
 def _place_atoms(item: Graph | str) -> Any:
     with BlockLogs():
         mol = _parse(item) if isinstance(item, str) else _build_mol(item)
+        Chem.Kekulize(mol, clearAromaticFlags=True)  # aromatic bonds would be dashed
         Chem.FastFindRings(mol)  # rings decide on which side of a double bond its second line is drawn
         rdDepictor.Compute2DCoords(mol)
         return mol

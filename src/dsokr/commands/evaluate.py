@@ -246,12 +246,22 @@ def write_report(predictor: Predictor, path: Path, model: str, test: Pairs | Non
         title = f"On {count_of(n, 'pair')} held out for validation"
         results.append((title, n, facts["validation"], facts["examples"], None))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("dsokr.commands", "."), autoescape=True)
-    functions = {"count_of": count_of, "draw": _draw, "list_metrics": list_metrics, "summarize": summarize}
+    functions = {"count_of": count_of, "draw": _draw, "weigh": _weigh, "list_metrics": list_metrics, "summarize": summarize}
     template = environment.get_template("report.html.j2", globals={"shorten": shorten, **functions})
     is_molecule = isinstance(predictor.output, Molecule)
     page = template.render(predictor=predictor, is_molecule=is_molecule, results=results, model=shlex.quote(model))
     with replace_file(path) as draft:
         draft.write_text(page, encoding="utf-8")
+
+
+def _weigh(smiles: str) -> str:
+    """Return formula and monoisotopic mass of a molecule; nothing where that is impossible."""
+    try:
+        from dsokr import chem
+
+        return f"{chem.formula(smiles)}, {chem.mass(smiles):.4f} Da"
+    except (MissingExtraError, InputError):
+        return ""
 
 
 def _draw(smiles: str) -> str:
