@@ -465,14 +465,17 @@ def test_tiny_scores_are_told_apart(fitted, folder, smiles, monkeypatch):
 
 
 def test_an_evaluation_says_what_the_right_answers_were_ranked_among(dsokr, fitted, tmp_path, smiles):
-    """Without candidates: the known outputs, and the right answers, which are not known here."""
-    test = write(tmp_path / "test.csv", ["text", "smiles"], [[describe(s), s] for s in [*smiles[60:], smiles[0]]])
+    """Without candidates: the known outputs, and the right answers, one of which was trained on."""
+    predictor = Predictor.load(fitted, "cpu")
+    held_out = next(s for s in smiles[:60] if s not in predictor.trained)
+    true = [*smiles[61:], held_out, predictor.trained[0]]
+    test = write(tmp_path / "test.csv", ["text", "smiles"], [[describe(s), s] for s in true])
     found = json.loads(dsokr("evaluate", fitted, test, "--json").stdout)["metrics"]
-    known = len(Predictor.load(fitted, "cpu").known)
-    assert found["candidates"] == known + 20 and found["known"] == pytest.approx(1 / 21)
-    said = "(the known outputs and the 21 right answers, 5% of which are known outputs)"
+    known = len(predictor.known)
+    assert found["candidates"] == known + 19 and found["known"] == pytest.approx(1 / 21)
+    said = "(the known outputs and the 21 right answers, 5% of which were trained on)"
     text = dsokr("evaluate", fitted, test).stdout
-    assert f"Among {known + 20} candidates {said} the right answer comes first for" in text
+    assert f"Among {known + 19} candidates {said} the right answer comes first for" in text
     dsokr("report", fitted, "--test", test, "--out", tmp_path / "r.html")
     assert said in (tmp_path / "r.html").read_text(encoding="utf-8")
 
@@ -911,12 +914,58 @@ def test_the_commands_in_a_report_run_as_they_are_printed(dsokr, folder, tmp_pat
 )
 def test_rows_with_equal_inputs_are_held_out_together(sizes, share, held_out, note):
     inputs = [f"input {i}" for i, size in enumerate(sizes) for _ in range(size)]
-    chosen, said = fit.hold_out(inputs, share, seed=7)
-    assert (len(chosen), said) == (held_out, note) and fit.hold_out(inputs, share, seed=7)[0] == chosen
+    pairs = Pairs(list(range(len(inputs))), inputs, inputs, inputs, inputs)
+    chosen, said = fit.hold_out(pairs, share, seed=7)
+    assert (len(chosen), said) == (held_out, note) and fit.hold_out(pairs, share, seed=7)[0] == chosen
     if "together" in note:
         assert not {inputs[at] for at in chosen} & {text for at, text in enumerate(inputs) if at not in chosen}
     if not note:
         assert chosen == set(np.random.default_rng(7).permutation(50)[:5].tolist())
+
+
+@pytest.fixture
+def measured(tmp_path, smiles):
+    """Ten measurements of each of 50 molecules."""
+    rng = np.random.default_rng(0)
+    rows = [[*rng.normal(size=2).round(4), s, f"g{i}"] for i, s in enumerate(smiles[:50]) for _ in range(10)]
+    return write(tmp_path / "measured.csv", ["a", "b", "smiles", "group"], rows)
+
+
+def test_groups_are_on_one_side_of_every_split(measured, tmp_path):
+    common = {"train": measured, "input": ["a,b"], "output": ["smiles"], "out": tmp_path / "m"}
+    options = FitOptions(**common, group="group", validation_fraction=0.45)
+    predictor, *parts = fit.prepare(options, Problems())
+    groups = [set(part.groups) for part in parts]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 50
+    assert list(map(len, parts)) == [280, 110, 110]
+    assert "; 50 groups, none of them in both, 110 to calibrate on" in predictor.facts["chosen"]["pairs"]
+    (tmp_path / "valid.csv").write_text(measured.read_text())
+    own = fit.prepare(FitOptions(**common, group="group", valid=tmp_path / "valid.csv"), Problems())[1:]
+    assert not set(own[1].groups) & set(own[2].groups)
+    with pytest.raises(InputError, match="--group: all 50 groups are larger than the 1% of the rows to hold out"):
+        fit.prepare(FitOptions(**common, group="group", validation_fraction=0.01), Problems())
+    with pytest.raises(InputError, match="has no column 'grup'. Did you mean 'group'"):
+        fit.prepare(FitOptions(**common, group="grup"), Problems())
+    lines = measured.read_text().splitlines()
+    measured.write_text("\n".join([*lines[:2], lines[2].rpartition(",")[0] + ", ", *lines[3:]]))
+    problems = Problems()
+    fit.prepare(options, problems)
+    assert [problem.sentence().partition("csv, ")[2] for problem in problems.by_row()] == [
+        "row 3 (the header is row 1), column 'group': The cell is empty."
+    ]
+
+
+@pytest.mark.filterwarnings("default")
+def test_held_out_outputs_that_were_trained_on_are_noticed(dsokr, measured, tmp_path):
+    arguments = ("fit", "--train", measured, "--input", "a,b", "--output", "smiles", "--regressor", "Neighbors(3)")
+    done = dsokr(*arguments, "--json", "--out", tmp_path / "m")
+    assert "50 of 50 held-out outputs were also trained on: name a column with --group to hold out all" in done.stderr
+    assert json.loads(done.stdout)["validation"]["known"] == 1
+    done = dsokr(*arguments, "--json", "--group", "group", "--out", tmp_path / "grouped")
+    assert "also trained on" not in done.stderr
+    assert json.loads(done.stdout)["validation"]["known"] == 0
+    assert "0% of which were trained on" in (tmp_path / "grouped" / "report.html").read_text(encoding="utf-8")
+    assert len(Predictor.load(tmp_path / "grouped", "cpu").trained) == 45
 
 
 def test_numbers_are_equal_inputs_however_they_are_written(tmp_path):

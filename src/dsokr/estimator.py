@@ -23,7 +23,7 @@ from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, take, wit
 from dsokr.regressors import Auto, Regressor, Targets, networks
 from dsokr.regressors.auto import as_regressor, fit_within, prepare_reading
 from dsokr.regressors.base import hold_out
-from dsokr.regressors.inputs import OF_INPUTS, Reader, check_inputs, check_weights, identify_inputs
+from dsokr.regressors.inputs import OF_INPUTS, Reader, check_groups, check_inputs, check_weights, identify_inputs
 from dsokr.regressors.stack import format_report
 from dsokr.rules import score
 from dsokr.saving import MadeOfParts, explain_damage, pack, read_model, read_part, unpack, write_model, write_part
@@ -95,20 +95,23 @@ class DSOKR(MadeOfParts):
         self.random_state = random_state
         self.device = device
 
-    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None, sample_weight: Any = None) -> DSOKR:
+    def fit(
+        self, X: Any, y: Any, validation: tuple[Any, Any] | None = None, sample_weight: Any = None, groups: Any = None
+    ) -> DSOKR:
         """Algorithm 1 of the paper.
 
         ``validation`` is a pair (X, Y) on which everything is chosen that is left open: the epoch or penalty of the
         regressor, the weights of a stack, the decoding rule. Without it, a stack uses predictions out of fold, and
         other regressors may hold out a share of the training pairs; their outputs still count for the basis and as
-        candidates. ``sample_weight`` has a number for every pair: how often it counts.
+        candidates. ``sample_weight`` has a number for every pair: how often it counts. ``groups`` has a value for every
+        pair, say the molecule that was measured: pairs of one group stay on one side of these splits.
         """
         self._check_parts()
         auto = as_regressor(self.regressor)
         if isinstance(auto, Auto) and auto.budget is not None:
-            return self._fit_within(auto, X, y, validation, sample_weight)
+            return self._fit_within(auto, X, y, validation, sample_weight, groups)
         X, Y, form = self._check_pairs(X, y)
-        weights = check_weights(sample_weight, Y)
+        weights, groups = check_weights(sample_weight, Y), check_groups(groups, count(Y))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         generator, device = Generator().manual_seed(seed), resolve_device(self.device)
         decoder: Decoder = choose_decoder(self.kernel, Y, form) if self.decoder == "auto" else self.decoder
@@ -125,7 +128,7 @@ class DSOKR(MadeOfParts):
         known = EmbeddedOutputs(basis, candidates, form=form.matching(candidates_form, "candidates"))
 
         # 1.b Regression of the coordinates.
-        targets = Targets(*basis.embed_with_residual(Y), weights)
+        targets = Targets(*basis.embed_with_residual(Y), weights, groups)
         train, held_out = self._split(
             (self.reader_.read(X), Y, targets), validation, regressor.validation_fraction, generator
         )
@@ -157,13 +160,13 @@ class DSOKR(MadeOfParts):
         self.missed_ = (targets.residuals.sum() / basis.diag(Y).sum()).item()
         return self
 
-    def _fit_within(self, auto: Auto, X: Any, y: Any, validation: Any, sample_weight: Any) -> DSOKR:
+    def _fit_within(self, auto: Auto, X: Any, y: Any, validation: Any, *of_pairs: Any) -> DSOKR:
         X, Y, _ = self._check_pairs(X, y)
 
         def fit(rows: np.ndarray, regressor: Auto) -> DSOKR:
-            weights = None if sample_weight is None else np.asarray(sample_weight)[rows]
             some = (_safe_indexing(part, rows) for part in (X, y))
-            return clone(self).set_params(regressor=regressor).fit(*some, validation, weights)
+            further = (None if part is None else np.asarray(part)[rows] for part in of_pairs)
+            return clone(self).set_params(regressor=regressor).fit(*some, validation, *further)
 
         model = fit_within(auto, count(Y), fit, lambda model: auto.wants_network(X, model.reader_.encoder))
         self.__dict__ |= {name: value for name, value in vars(model).items() if name.endswith("_")}
@@ -365,7 +368,7 @@ class DSOKR(MadeOfParts):
             check_consistent_length(X_val, Y_val)
             return pairs, (self.reader_.read(X_val), Y_val)
         X, Y, targets = pairs
-        train, valid = hold_out(count(Y), fraction, generator)
+        train, valid = hold_out(count(Y), fraction, generator, targets.groups)
         if not len(valid):
             return pairs, None
         return (take(X, train), take(Y, train), targets.take(train)), (take(X, valid), take(Y, valid))

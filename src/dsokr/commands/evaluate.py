@@ -43,7 +43,7 @@ MEANING = {
     "mrr": "mean of 1 / rank of the right answer (0 where it is not among the candidates)",
     "mean_rank": "mean rank of the right answer, where it is among the candidates",
     "candidates": "number of different candidates that the right answer was ranked among",
-    "known": "share of right answers that are known outputs; the others were added to the candidates",
+    "known": "share of right answers that were trained on; all others are among the candidates, too",
     "listed": "share of right answers that are among the candidates; the others count as not found",
     "similarity": "mean similarity of the first answer to the right one, by the kernel (1 is the same)",
     "ged": "atoms and bonds to change to get from a prediction to the truth, on average",
@@ -92,7 +92,8 @@ def evaluate(predictor: Predictor, pairs: Pairs, candidates: Sequence[str] | Non
     if is_ranked:
         listed = by_meaning(predictor, predictor.known if candidates is None else candidates)
         pool = listed | by_meaning(predictor, true) if candidates is None else listed
-        share = sum(predictor.output.key(cell) in listed for cell in true) / len(true)
+        found = listed if candidates is not None else by_meaning(predictor, predictor.trained)
+        share = sum(predictor.output.key(cell) in found for cell in true) / len(true)
         metrics = rank_truth(predictor, z, true, pool) | {"known" if candidates is None else "listed": share}
     if is_ranked and (candidates is not None or not predictor.searches):
         best = predictor.among(list(pool.values())).top(z, 1, predictor.rule).indices[:, 0]
@@ -180,9 +181,9 @@ def _summarize_ranks(metrics: dict[str, float], n: int) -> list[str]:
     if "listed" in metrics:
         pool = f"the list, which holds {metrics['listed']:.0%} of the right answers"
     elif metrics["known"] == 1:
-        pool = "the known outputs, which hold all right answers"
+        pool = "the known outputs; all right answers were trained on"
     else:
-        share = f"{metrics['known']:.0%} of which are known outputs"
+        share = f"{metrics['known']:.0%} of which were trained on"
         pool = f"the known outputs and the {count_of(n, 'right answer')}, {share}"
     among = f"among {count_of(int(metrics['candidates']), 'candidate')} ({pool})"
     first = f"first for {metrics['hits@1']:.0%} of {count_of(n, 'input')}"
@@ -246,7 +247,13 @@ def write_report(predictor: Predictor, path: Path, model: str, test: Pairs | Non
         title = f"On {count_of(n, 'pair')} held out for validation"
         results.append((title, n, facts["validation"], facts["examples"], None))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("dsokr.commands", "."), autoescape=True)
-    functions = {"count_of": count_of, "draw": _draw, "weigh": _weigh, "list_metrics": list_metrics, "summarize": summarize}
+    functions = {
+        "count_of": count_of,
+        "draw": _draw,
+        "weigh": _weigh,
+        "list_metrics": list_metrics,
+        "summarize": summarize,
+    }
     template = environment.get_template("report.html.j2", globals={"shorten": shorten, **functions})
     is_molecule = isinstance(predictor.output, Molecule)
     page = template.render(predictor=predictor, is_molecule=is_molecule, results=results, model=shlex.quote(model))

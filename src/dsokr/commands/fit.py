@@ -6,6 +6,7 @@ import shutil
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from dsokr import __version__
 from dsokr.commands import columns
 from dsokr.commands.cells import count_of, guess_input, guess_output, parse_numbers
-from dsokr.commands.columns import Labels, String, Vector
+from dsokr.commands.columns import Labels, Molecule, String, Vector
 from dsokr.commands.evaluate import evaluate, find_examples, summarize, write_report
 from dsokr.commands.kinds import Kind, OutputKind
 from dsokr.commands.options import SHARES, FitOptions, Result, Say
@@ -38,7 +39,7 @@ from dsokr.errors import InputError, Interrupted, ModelFolderError
 from dsokr.estimator import PARTS
 from dsokr.files import check_place, fingerprint, lock_folder, write_json
 from dsokr.kernels import Kernel
-from dsokr.outputs import as_outputs, count, distinct, keys
+from dsokr.outputs import as_outputs, distinct, keys
 from dsokr.regressors import Auto, Neural
 from dsokr.saving import is_replaceable, write_expression
 
@@ -112,7 +113,8 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     names = table.find_columns(options.input), table.find_columns(options.output)
     if both := [name for name in names[0] if name in names[1]]:
         raise InputError(f"The column {both[0]!r} is in both --input and --output. Remove it from one of them.")
-    rows = table.read(problems, [*names[0], *names[1]])
+    group = [] if options.group is None else [options.group]
+    rows = table.read(problems, [*names[0], *names[1], *group])
     input = _choose_kind(options.input_kind, "--input-kind", names[0], rows)
     output = _choose_kind(options.output_kind, "--output-kind", names[1], rows)
     if options.input_kind == "auto" and isinstance(input, Vector) and wants_network(options):
@@ -125,7 +127,7 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     kernel = parse_kernel(kernel_text)
     input = input.adapt(input.locate(rows.join(names[0]), table.path.parent))
     output = output.suit(kernel).adapt(rows.join(names[1]))
-    everything = read_pairs(rows, input, output, kernel, problems)
+    everything = read_pairs(rows, input, output, kernel, problems, options.group)
     _check_pairs(everything, input, output, table, problems)
     kernel = parse_kernel(kernel_text, everything.Y)
     pairs, valid, repeats = _split(everything, options, input, output, kernel, problems)
@@ -134,6 +136,7 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     if options.size != "auto" and not (options.size.isdigit() and 1 <= int(options.size) <= len(pairs)):
         most = f"the number of training rows, {len(pairs)}"
         raise InputError(f"--size must be auto, or from 1 to {most}. Got {options.size}.")
+    _warn_if_known(pairs, valid, output)
     valid, kept = _set_aside(valid, options.seed)
     model = make_model(options, input, output, kernel, pairs.Y)
     predictor = Predictor(model, input, output)
@@ -207,11 +210,12 @@ def _split(
 ) -> tuple[Pairs, Pairs | None, str]:
     """Return the pairs to train on, those held out, from a file of their own or a share, and a note on repeats."""
     if options.valid is not None:
-        rows = Table(options.valid).read(problems, [*input.columns, *output.columns])
-        return pairs, read_pairs(rows, input, output, kernel, problems), ""
+        group = [] if options.group is None else [options.group]
+        rows = Table(options.valid).read(problems, [*input.columns, *output.columns, *group])
+        return pairs, read_pairs(rows, input, output, kernel, problems, options.group), ""
     if options.validation_fraction == 0:
         return pairs, None, ""
-    held_out, note = hold_out(pairs.X, options.validation_fraction, options.seed)
+    held_out, note = hold_out(pairs, options.validation_fraction, options.seed)
     return pairs.take(sorted({*range(len(pairs))} - held_out)), pairs.take(sorted(held_out)), note
 
 
@@ -220,24 +224,51 @@ def _set_aside(valid: Pairs | None, seed: int) -> tuple[Pairs | None, Pairs | No
     if valid is None or len(valid) < CALIBRATED:
         return valid, None
     order = np.random.default_rng(seed).permutation(len(valid)).tolist()
-    half = len(order) // 2
-    return valid.take(sorted(order[:half])), valid.take(sorted(order[half:]))
+    half = set(order[: len(order) // 2])
+    if valid.groups is not None:
+        half = set(_draw_groups([valid.groups[row] for row in order], order, len(order) // 2))
+    if not half:
+        return valid, None
+    return valid.take(sorted(half)), valid.take(sorted(set(order) - half))
 
 
-def hold_out(X: Any, share: float, seed: int) -> tuple[set[int], str]:
-    """Draw the rows to hold out; those with equal inputs together, where that leaves enough to train on."""
-    n = count(X)
-    groups: dict[Any, list[int]] = {}
-    order, key_of = np.random.default_rng(seed).permutation(n).tolist(), list(keys(X))
+def hold_out(pairs: Pairs, share: float, seed: int) -> tuple[set[int], str]:
+    """Draw the rows to hold out: whole groups or, without groups, rows with equal inputs together, if these fit."""
+    n = len(pairs)
+    order = np.random.default_rng(seed).permutation(n).tolist()
+    of_rows: list[Any] = list(keys(pairs.X)) if pairs.groups is None else pairs.groups
     wanted = min(max(1, round(share * n)), n - LEAST_ROWS // 2)
-    for row in order:
-        groups.setdefault(key_of[row], []).append(row)
-    held_out: set[int] = set()
-    for rows in groups.values():  # as long as they fit
-        held_out |= set(rows) if len(held_out) + len(rows) <= wanted else set()
+    held_out = set(_draw_groups([of_rows[row] for row in order], order, wanted))
+    there = len(set(of_rows))
+    if pairs.groups is not None:
+        if not held_out:
+            raise InputError(f"--group: all {there} groups are larger than the {share:.0%} of the rows to hold out.")
+        return held_out, f"; {count_of(there, 'group')}, none of them in both"
     if not held_out:
-        return set(order[:wanted]), f"; inputs repeat, and with {len(groups)} different ones those held out are known"
-    return held_out, "; rows with equal inputs are held out together" if len(groups) < n else ""
+        return set(order[:wanted]), f"; inputs repeat, and with {there} different ones those held out are known"
+    return held_out, "; rows with equal inputs are held out together" if there < n else ""
+
+
+def _draw_groups(groups: list[Any], rows: list[int], most: int) -> Iterator[int]:
+    """Draw the rows of whole groups, in their order, as long as they fit."""
+    members: dict[Any, list[int]] = {}
+    for group, row in zip(groups, rows, strict=True):
+        members.setdefault(group, []).append(row)
+    for some in members.values():
+        if len(some) <= most:
+            most -= len(some)
+            yield from some
+
+
+def _warn_if_known(pairs: Pairs, held_out: Pairs | None, output: OutputKind) -> None:
+    """Warn where held-out molecules or strings were mostly trained on: results on new ones will be worse."""
+    if held_out is None or held_out.groups is not None or not isinstance(output, Molecule | String):
+        return
+    trained = set(keys(as_outputs(pairs.Y)))
+    known = sum(key in trained for key in keys(as_outputs(held_out.Y)))
+    if 2 * known > len(held_out):
+        share = f"{known:,} of {len(held_out):,} held-out outputs were also trained on"
+        warnings.warn(f"{share}: name a column with --group to hold out all rows of an output.", stacklevel=2)
 
 
 def _check_replaced(options: FitOptions, predictor: Predictor, say: Say) -> None:
@@ -257,7 +288,7 @@ def _check_replaced(options: FitOptions, predictor: Predictor, say: Say) -> None
 def _plan(options: FitOptions, predictor: Predictor, pairs: tuple[Pairs | None, ...], draft: Path, say: Say) -> None:
     """Write down what is trained on what; an interrupted run of the same is resumed, one of another refused."""
     note, model = draft / "plan.json", predictor.model
-    data = [some and (some.inputs, some.outputs) for some in pairs]
+    data = [some and (some.inputs, some.outputs, some.groups) for some in pairs]
     parts = model.kernel, model.sketch, model.regressor, model.decoder, predictor.input, predictor.output
     identity = fingerprint(__version__, options.seed, parts, data)
     if options.restart:

@@ -86,6 +86,7 @@ class FitOptions(Options):
     size: Annotated[str, typer.Option(help="Outputs that make the basis; auto chooses by Perfect h.")] = "auto"
     valid: Annotated[Path | None, typer.Option(help="Table of pairs to validate on.")] = None
     validation_fraction: Annotated[float, typer.Option(min=0, max=0.99, help="Held out without --valid.")] = 0.1
+    group: Annotated[str | None, typer.Option(help="A column: rows of one value stay together in splits.")] = None
     budget: Annotated[str | None, typer.Option(help='Time for all: "10 min". Too little means fewer rows.')] = None
     epochs: Annotated[int | None, typer.Option(min=1, help="Most epochs to train.")] = None
     batch_size: Annotated[int | None, typer.Option(min=1)] = None

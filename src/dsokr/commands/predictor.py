@@ -59,12 +59,14 @@ class Pairs:
     outputs: list[str]
     X: Any
     Y: Any
+    groups: list[str] | None = None  # rows of one group are on one side of all splits
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, at: Sequence[int]) -> Pairs:
-        return Pairs(*(take(part, at) for part in (self.rows, self.inputs, self.outputs, self.X, self.Y)))
+        parts = (self.rows, self.inputs, self.outputs, self.X, self.Y, self.groups)
+        return Pairs(*(None if part is None else take(part, at) for part in parts))  # type: ignore[arg-type] # in order
 
 
 def read_column(
@@ -78,16 +80,23 @@ def read_column(
     return cells, read
 
 
-def read_pairs(rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, problems: Problems) -> Pairs:
+def read_pairs(
+    rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, problems: Problems, group: str | None = None
+) -> Pairs:
     """Read the rows with a good input, and a good output that the kernel is defined for; the others are problems."""
     inputs, x = read_column(rows, input, problems)
     outputs, y = read_column(rows, output, problems, kernel)
-    good = sorted({*x.good} & {*y.good})
+    groups = None if group is None else list(map(str.strip, rows.cells[group]))
+    grouped = [at for at, cell in enumerate(groups or inputs) if cell or groups is None]
+    for at in sorted({*range(len(inputs))} - {*grouped}):
+        problems.add(rows.table, rows.numbers[at], group or "", "The cell is empty.")
+    good = sorted({*x.good} & {*y.good} & {*grouped})
     if not good:
         raise rows.table.unusable(problems)
     problems.check(rows.table, len(rows.attempted))
     X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (x, y))
-    return Pairs(take(rows.numbers, good), take(inputs, good), take(outputs, good), X, Y)
+    groups = groups and take(groups, good)
+    return Pairs(take(rows.numbers, good), take(inputs, good), take(outputs, good), X, Y, groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,13 +146,20 @@ class Predictor:
         first = distinct(ys)
         if is_listed:
             model.decoder = replace(model.decoder, outputs=take(ys, first))
-        model.fit(pairs.X, pairs.Y, validation=None if validation is None else (validation.X, validation.Y))
+        held_out = None if validation is None else (validation.X, validation.Y)
+        model.fit(pairs.X, pairs.Y, validation=held_out, groups=pairs.groups)
         if is_listed and validation is not None:
             z, known = model.coefficients(validation.X), model.known_
             truth = positions(as_outputs(validation.Y), known.outputs)
             choices = {choice.scoring_rule(): choice for choice in model.decoder.alternatives()}
             model.decoder_ = choices[max(choices, key=lambda rule: known.ranks(z, truth, rule).reciprocal().mean())]
-        return replace(self, known=take(cells, first))
+        trained = int((first < len(pairs)).sum())
+        return replace(self, known=take(cells, first), facts=self.facts | {"trained": trained})
+
+    @property
+    def trained(self) -> list[str]:
+        """The known outputs that were trained on, and not only held out."""
+        return self.known[: self.facts.get("trained")]
 
     @property
     def basis(self) -> SketchedBasis:
