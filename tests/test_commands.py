@@ -641,6 +641,27 @@ def test_options_in_a_file(dsokr, folder, tmp_path):
     assert (tmp_path / "model" / "report.html").exists()
 
 
+def test_loss_temperature_dimension_and_seeds(dsokr, folder, tmp_path):
+    common = ("fit", "--train", folder / "smiles.csv", "--input", "text", "--output", "smiles", *QUICK, "--json")
+    first = dsokr(*common, "--temperature", "0.1", "--seeds", "2", "--dim", "7", "--out", tmp_path / "m")
+    chosen = json.loads(first.stdout)["chosen"]["regressor"]
+    assert "temperature=0.1" in chosen and chosen.startswith("Auto(") and "seeds=2" in chosen
+    model = Predictor.load(tmp_path / "m", "cpu").model
+    assert model.basis_.dim == model.dim == 7
+    members = model.parts_["regressor"].members
+    assert [type(member.loss).__name__ for member in members] == ["Ranked"] * 2
+    assert [member.loss.temperature for member in members] == [0.1, 0.1]
+    z = [member.fitted.predict(["carbon oxygen"]) for member in model.regressor_.members]
+    assert len(z) == 1 or not torch.allclose(*z)  # another seed
+
+    dsokr(*common, *MORGAN, "--loss", "Huber(0.5)", "--seeds", "3", "--out", tmp_path / "n")
+    model = Predictor.load(tmp_path / "n", "cpu").model
+    assert [str(member.loss) for member in model.parts_["regressor"].members] == ["Huber(delta=0.5)"] * 3
+    z = torch.stack([member.fitted.predict(["carbon oxygen"]) for member in model.regressor_.members])
+    assert len(z) == 3 and not torch.allclose(z[0], z[1])
+    torch.testing.assert_close(model.coefficients(["carbon oxygen"]), z.mean(dim=0))
+
+
 @pytest.mark.parametrize(
     ("text", "message", "code"),
     [
@@ -694,6 +715,18 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         (f"{VECTOR} --kernel Gausian(1)", "there is no Gausian. Choose from "),
         (f"{VECTOR} --kernel Gaussian", "--kernel 'Gaussian()' cannot be read"),
         (f"{VECTOR} --kernel Gaussian(-1)", "Gaussian.gamma must be positive"),
+        (f"{VECTOR} --loss Hubber(1)", "--loss 'Hubber(1)' cannot be read: there is no Hubber. Choose from "),
+        (f"{VECTOR} --loss SAME", "--loss 'SAME()' cannot be read"),
+        (
+            f"{VECTOR} --loss Huber(1.0) --temperature 0.1",
+            "--temperature is of the loss Ranked. Got --loss Hub",
+        ),
+        (f"{VECTOR} --temperature 0", "Ranked.temperature must be positive and finite. Got 0.0."),
+        (
+            f"{VECTOR} --regressor Forest() --seeds 2",
+            "and --seeds are for networks: write them into --reg",
+        ),
+        (f"{VECTOR} --dim 1000", "dim must be"),
         (f"{VECTOR} --network CNN", "CNN does not read vector inputs. Use MLP."),
         (f"{VECTOR} --network NN", "there is no NN. Choose from CNN, CharTransformer"),
         (f"{SMILES} --network MLP", "MLP does not read text inputs. Use WordBag or TextEncoder."),

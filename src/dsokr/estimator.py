@@ -19,6 +19,7 @@ from dsokr.compute import resolve_device
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose_decoder
 from dsokr.errors import InputError, check_k
 from dsokr.kernels import Kernel
+from dsokr.kernels.molecules import suit_texts
 from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, take, with_index_of
 from dsokr.regressors import Auto, Regressor, Targets, networks
 from dsokr.regressors.auto import as_regressor, fit_within, prepare_reading
@@ -104,7 +105,8 @@ class DSOKR(MadeOfParts):
         regressor, the weights of a stack, the decoding rule. Without it, a stack uses predictions out of fold, and
         other regressors may hold out a share of the training pairs; their outputs still count for the basis and as
         candidates. ``sample_weight`` has a number for every pair: how often it counts. ``groups`` has a value for every
-        pair, say the molecule that was measured: pairs of one group stay on one side of these splits.
+        pair, say the molecule that was measured: pairs of one group stay on one side of these splits. Outputs may be
+        SMILES where the kernel is on graphs or fingerprints.
         """
         self._check_parts()
         auto = as_regressor(self.regressor)
@@ -114,16 +116,17 @@ class DSOKR(MadeOfParts):
         weights, groups = check_weights(sample_weight, Y), check_groups(groups, count(Y))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         generator, device = Generator().manual_seed(seed), resolve_device(self.device)
-        decoder: Decoder = choose_decoder(self.kernel, Y, form) if self.decoder == "auto" else self.decoder
-        decoder.check(self.kernel)
+        kernel = suit_texts(self.kernel, Y)
+        decoder: Decoder = choose_decoder(kernel, Y, form) if self.decoder == "auto" else self.decoder
+        decoder.check(kernel)
         decoder.check_outputs(Y, form)
         candidates, candidates_form = decoder.candidates(Y, form)
         is_list = isinstance(decoder, Candidates) and count(candidates) > REPEATED * count(Y)
         regressor, self.reader_ = prepare_reading(auto, X, ranks=is_list)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
-        sketch = choose_sketch(self.kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
-        basis = sketch_basis(self.kernel, Y, sketch, generator=generator, device=device)
+        sketch = choose_sketch(kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
+        basis = sketch_basis(kernel, Y, sketch, generator=generator, device=device)
         basis = basis if self.dim is None else basis.rotated(Y, self.dim)
         known = EmbeddedOutputs(basis, candidates, form=form.matching(candidates_form, "candidates"))
 
@@ -153,7 +156,7 @@ class DSOKR(MadeOfParts):
         fitted, decoder = judge.decide(fitted, choices, held_out, Y)
         self.basis_, self.known_, self.decoder_ = basis, known, decoder
         self.regressor_: Any = fitted.settled()
-        self.parts_ = {"kernel": self.kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
+        self.parts_ = {"kernel": kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
         self.history_, self.n_pairs_ = fitted.history, count(Y)
         self.seen_, unseen = identify_inputs(X, SEEN), fitted.out_of_fold()
         self.out_of_fold_ = None if unseen is None else (unseen[1], take(Y, unseen[0]))

@@ -40,7 +40,7 @@ from dsokr.estimator import PARTS
 from dsokr.files import check_place, fingerprint, lock_folder, write_json
 from dsokr.kernels import Kernel
 from dsokr.outputs import as_outputs, distinct, keys
-from dsokr.regressors import Auto, Neural
+from dsokr.regressors import Auto, Neural, Stack
 from dsokr.saving import is_replaceable, write_expression
 
 LEAST_ROWS = 10
@@ -322,6 +322,9 @@ def _keep_training(regressor: Any, folder: str) -> Any:
     """Let networks keep checkpoints in a folder; within a budget, training starts anew."""
     if isinstance(regressor, Auto):
         return regressor if regressor.budget else replace(regressor, folder=folder)
+    if isinstance(regressor, Stack):
+        members = (_keep_training(member, f"{folder}/{number}") for number, member in enumerate(regressor.members))
+        return replace(regressor, members=tuple(members))
     if isinstance(regressor, Neural):
         return replace(regressor, training=replace(regressor.training, folder=folder, keep_state=True))
     return regressor

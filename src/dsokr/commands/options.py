@@ -83,6 +83,10 @@ class FitOptions(Options):
     network: Annotated[str, typer.Option(help='A network alone, such as "MLP(hidden=(512,))".')] = "auto"
     encoder: Annotated[str, typer.Option(help="Folder or name of a pre-trained text encoder.")] = ""
     decoder: Annotated[str, typer.Option(help='candidates of a list, a search of all, or "GraphSearch()".')] = "auto"
+    loss: Annotated[str, typer.Option(help='Loss of networks, such as "Huber(1.0)" or "Ranked()".')] = "auto"
+    temperature: Annotated[float | None, typer.Option(help="Of the loss Ranked; lower: closer rivals.")] = None
+    seeds: Annotated[int, typer.Option(min=1, help="Networks to train and combine.")] = 1
+    dim: Annotated[int | None, typer.Option(min=1, help="Best directions of the basis to keep.")] = None
     size: Annotated[str, typer.Option(help="Outputs that make the basis; auto chooses by Perfect h.")] = "auto"
     valid: Annotated[Path | None, typer.Option(help="Table of pairs to validate on.")] = None
     validation_fraction: Annotated[float, typer.Option(min=0, max=0.99, help="Held out without --valid.")] = 0.1

@@ -33,8 +33,8 @@ from dsokr.files import write_json
 from dsokr.graphs import Graph
 from dsokr.kernels import Kernel
 from dsokr.outputs import as_outputs, canonical, concatenate, count, distinct, positions, take
-from dsokr.regressors import Auto, Neural, Regressor
-from dsokr.regressors.auto import suit_training
+from dsokr.regressors import Auto, Neural, Regressor, Stack
+from dsokr.regressors.auto import HELD_OUT, suit_training
 from dsokr.rules import Rule
 from dsokr.saving import parse_expression, write_expression
 
@@ -282,10 +282,12 @@ def check_options(options: FitOptions) -> None:
     Auto(options.budget)
     if given and options.budget is not None:
         raise InputError(f"--budget is kept by choosing what to fit. Got {given[0]} beside it.")
-    if options.regressor != "auto" and any(getattr(options, name) is not None for name in OF_TRAINING):
+    if options.regressor != "auto" and wants_network(replace(options, regressor="auto")):
         raise InputError(
-            "--epochs, --batch-size, --learning-rate and --patience go into --regressor, as Training(...)."
+            "--epochs, --batch-size, --learning-rate, --patience, --loss, --temperature and --seeds are for networks: "
+            "write them into --regressor, as in Neural(MLP(), loss=..., training=Training(...))."
         )
+    _choose_loss(options, ranks=True)
     name, folder = options.encoder, Path(options.encoder)
     is_name = HUB_NAME.fullmatch(name) and not folder.parent.is_dir()
     if name and not (folder / "config.json").is_file() and (folder.is_dir() or not is_name):
@@ -294,8 +296,8 @@ def check_options(options: FitOptions) -> None:
 
 def wants_network(options: FitOptions) -> bool:
     """Whether an option is about networks, or is a regressor, which may be one: these need not read sparse rows."""
-    named = options.network != "auto" or options.regressor != "auto"
-    return named or any(getattr(options, name) is not None for name in OF_TRAINING)
+    named = {options.network, options.regressor, options.loss} != {"auto"} or options.seeds > 1
+    return named or any(getattr(options, name) is not None for name in (*OF_TRAINING, "temperature"))
 
 
 def choose_regressor(options: FitOptions, input: Kind, n: int, ranks: bool) -> Regressor | Auto:
@@ -307,9 +309,26 @@ def choose_regressor(options: FitOptions, input: Kind, n: int, ranks: bool) -> R
         return parse_part(options.regressor, regressors, "--regressor", networks, losses, kernels, sketches)
     if options.network == "auto" and not options.encoder:
         kind: Any = "auto" if input.name in ("vector", "image") else input.name
-        return Auto(options.budget, kind, training)
+        is_open = options.loss == "auto" and options.temperature is None
+        loss = None if is_open else _choose_loss(options, ranks)
+        return Auto(options.budget, kind, training, loss=loss, seeds=options.seeds)
     network = _choose_network(options, input)
-    return Neural(network, losses.Ranked() if ranks else losses.Squared(), suit_training(network, n, training))
+    neural = Neural(network, _choose_loss(options, ranks), suit_training(network, n, training))
+    return neural if options.seeds == 1 else Stack((neural,) * options.seeds, HELD_OUT, "equal")
+
+
+def _choose_loss(options: FitOptions, ranks: bool) -> losses.Objective:
+    """Make the loss; a temperature, or answers that are picked from a list that hardly repeats, call for ``Ranked``."""
+    loss: Any = losses.Ranked() if ranks or options.temperature is not None else losses.Squared()
+    if options.loss != "auto":
+        loss = parse_part(options.loss, losses, "--loss")
+    if not isinstance(loss, losses.Objective):
+        raise InputError(f"--loss {options.loss} is not a loss. Use one such as Huber(1.0) or Ranked().")
+    if options.temperature is None:
+        return loss
+    if not isinstance(loss, losses.Ranked):
+        raise InputError(f"--temperature is of the loss Ranked. Got --loss {options.loss}.")
+    return replace(loss, temperature=options.temperature)
 
 
 def _choose_network(options: FitOptions, input: Kind) -> Any:
@@ -357,4 +376,5 @@ def make_model(options: FitOptions, input: Kind, output: OutputKind, kernel: Ker
     ranks = isinstance(decoder, Candidates) and len(distinct(as_outputs(ys))) > REPEATED * count(ys)
     regressor = choose_regressor(options, input, count(ys), ranks)
     sketch: Any = "auto" if options.size == "auto" else sketches.SubSample(int(options.size))
-    return DSOKR(kernel, sketch, regressor, decoder=decoder, random_state=options.seed, device=options.device)
+    parts: dict[str, Any] = {"decoder": decoder, "dim": options.dim}
+    return DSOKR(kernel, sketch, regressor, **parts, random_state=options.seed, device=options.device)
