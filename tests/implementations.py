@@ -10,7 +10,7 @@ import torch
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.svm import SVR
 
-from dsokr import Graph, Training, decoders, kernels, losses, networks, sketches
+from dsokr import Graph, Training, chem, decoders, kernels, losses, networks, sketches
 from dsokr.regressors import Boosted, Forest, KernelRidge, Neighbors, Neural, Scikit, Stack
 from dsokr.rules import RULES
 from studies.data import molecules
@@ -73,6 +73,10 @@ def graphs(n: int) -> list[Graph]:
     return molecules.generate(n, seed=n, max_atoms=6)
 
 
+def smiles(n: int) -> list[str]:
+    return chem.many_smiles(graphs(n))
+
+
 def views(n: int) -> list[tuple[Graph, np.ndarray]]:
     return list(zip(graphs(n), bits(n), strict=True))
 
@@ -102,6 +106,7 @@ KERNELS = [
     Case("n-gram", kernels.NGram(2), strings),
     Case("gappy n-gram", kernels.GappyNGram(2, gaps=1), strings),
     Case("mismatch", kernels.Mismatch(3, 1, "abc"), strings),
+    Case("on molecules", kernels.OnMolecules(kernels.Tanimoto(), "fingerprints"), smiles),
     Case("vertex histogram", kernels.VertexHistogram(), graphs),
     Case("edge histogram", kernels.EdgeHistogram(), graphs),
     Case("shortest path", kernels.ShortestPath(), graphs),

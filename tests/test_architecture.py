@@ -15,10 +15,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "dsokr"
 LAYERS = [
     {"errors"},
     {"compute", "files"},
-    {"graphs"},
-    {"outputs"},
+    {"graphs", "spectra"},
+    {"chem", "outputs"},
     {"rules"},
-    {"chem", "kernels", "losses", "metrics"},
+    {"kernels", "losses", "metrics"},
     {"sketches"},
     {"basis"},
     {"saving"},

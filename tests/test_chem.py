@@ -113,6 +113,19 @@ def test_pictures_show_every_molecule_and_its_legend():
     assert chem.draw_png(items, ["a", "b", "c"]).startswith(b"\x89PNG")
 
 
+def test_aromatic_rings_are_drawn_with_double_bonds():
+    assert "stroke-dasharray" not in chem.draw(["c1ccccc1O"])
+    assert chem.draw(["c1ccccc1"]).count("class='bond-") == 9  # lines, of which three bonds have two
+
+
+def test_formula_and_mass():
+    assert (chem.formula("[Na+].[Cl-]"), chem.formula("c1ccccc1O")) == ("ClNa", "C6H6O")
+    assert chem.mass("c1ccccc1O") == pytest.approx(94.041865, abs=1e-6)
+    for function in (chem.formula, chem.mass):
+        with pytest.raises(InputError, match="Could not parse 'C1CC' as a molecule"):
+            function("C1CC")
+
+
 def test_pictures_of_nothing_or_with_missing_legends_are_refused():
     with pytest.raises(InputError, match="nothing to draw"):
         chem.draw([])

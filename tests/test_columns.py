@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from torch import Generator
 
 from dsokr import chem, decoders, kernels, sketch_basis, sketches
-from dsokr.commands import columns, predictor
+from dsokr.commands import columns, kinds, predictor
 from dsokr.commands.cells import guess_input, guess_output
 from dsokr.commands.columns import Image, Labels, Letters, Molecule, Ranking, SmilesLetters, String, Text, Vector
 from dsokr.decoders import EmbeddedOutputs
@@ -142,9 +142,24 @@ def test_labels_are_looked_up_in_a_table_made_once(kind, field, cell):
     assert known == replace(kind, **{field: ("a", "b", "c")}) and set(asdict(known)) == set(asdict(kind))
 
 
+def test_rows_of_zeros_are_sparse_and_as_they_are():
+    cells = [" ".join("7" if place in (at, 150) else "0" for place in range(200)) for at in range(5)]
+    assert guess_input(["x"], cells, str) == "Vector(sparse=True)"
+    assert guess_input(["x"], [cell[:100] for cell in cells], str) == "vector"  # 50 numbers
+    assert guess_input(["x"], [cell.replace("0", "1") for cell in cells], str) == "vector"
+    names = [f"x{place}" for place in range(200)]
+    assert guess_input(names, [cell.replace(" ", ";") for cell in cells], str) == "Vector(sparse=True)"
+    kind = Vector(("x",), sparse=True).adapt(cells)
+    read = kind.read([*cells, "1 2", "0 " * 199 + "x"])
+    assert sp.issparse(read.values) and read.values.format == "csr" and read.values.nnz == 10
+    assert (read.values.toarray() == [[7 * (place in (at, 150)) for place in range(200)] for at in range(5)]).all()
+    assert read.bad == {5: "There must be 200 numbers. Got 2.", 6: "'x' is not a number."}
+    assert parse_expression(write_expression(kind, columns), columns) == kind
+
+
 @pytest.mark.parametrize("kind", [Molecule(), Molecule(counts=False), Molecule(as_graph=True), SmilesLetters()])
 def test_a_bad_molecule_does_not_lose_the_good_ones(kind, monkeypatch):
-    monkeypatch.setattr(columns, "BLOCK", 2)
+    monkeypatch.setattr(kinds, "BLOCK", 2)
     read = kind.read(["CCO", "C1CC", "C", "", "c1ccccc1"])
     assert read.good == [0, 2, 4] and set(read.bad) == {1, 3}
     alone = kind.read(["CCO", "C", "c1ccccc1"]).values

@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import re
 import resource
 import shlex
 import shutil
@@ -30,6 +31,7 @@ from dsokr.rules import score
 from studies.data import molecules
 
 QUICK = ("--epochs", "3", "--device", "cpu")
+SKIP = ("--on-error", "skip")
 SMALL = ("--network", "CharTransformer(layers=1, width=16, heads=2, dropout=0.1)")
 
 
@@ -170,6 +172,7 @@ def test_from_a_table_to_predictions_metrics_and_a_report(dsokr, folder, tmp_pat
     assert ("What was tried" in page) == ("--network" not in FITS[kind])
     assert page.count("<svg") >= 5 * 8 if kind in ("smiles", "graph") else page.count("<svg") <= 1
     assert 'src="http' not in page and "href" not in page
+    assert page.count(" Da</figcaption>") == page.count("<figcaption>") >= 5 * 8 * (kind in ("smiles", "graph"))
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +231,7 @@ def test_candidates_twice_and_bad_ones(dsokr, fitted, inputs, tmp_path):
     candidates = tmp_path / "library.smi"
     candidates.write_text("CO first\nC1CC bad\nCO again\nCC\nCO third\n")
     arguments = ("rank", fitted, inputs, "--candidates", candidates, "--out")
-    done = dsokr(*arguments, tmp_path / "ranked.csv.gz")
+    done = dsokr(*arguments, tmp_path / "ranked.csv.gz", *SKIP)
     assert "2 candidates (2 listed again, counted once) ranked for 2 inputs." in done.stdout
     assert "1 row was skipped:" in done.stderr and "row 2, column 'smiles': Could not parse 'C1CC'" in done.stderr
     rows = Table(tmp_path / "ranked.csv.gz").read(Problems()).cells
@@ -243,6 +246,19 @@ def test_candidates_twice_and_bad_ones(dsokr, fitted, inputs, tmp_path):
     assert why in dsokr("evaluate", fitted, test, "--candidates", candidates, expect=1).stderr
 
 
+def test_a_molecule_written_in_two_ways_is_one_candidate(dsokr, fitted, inputs, tmp_path, monkeypatch):
+    candidates = tmp_path / "library.smi"
+    candidates.write_text("CCO ethanol\nOCC again\nC(O)C again\nCC ethane\nC(C)O again\n")
+    for size in (2, 100):
+        monkeypatch.setattr(library, "BLOCK", size)
+        done = dsokr("rank", fitted, inputs, "--candidates", candidates, "--out", tmp_path / "r.csv")
+        assert "2 candidates (3 listed again, counted once) ranked" in done.stdout
+        found = {(row["prediction"], row["name"]) for row in read(tmp_path / "r.csv")}
+        assert found == {("CCO", "ethanol"), ("CC", "ethane")}
+    source = predict.Library(Predictor.load(fitted, "cpu"), candidates, None, Problems())
+    assert [cells for cells, *_ in source.blocks(start=1)] == [["CC"]]  # CCO came before
+
+
 REPEATED = ["CO", "", "CC", "C1CC", "CO", "", "CCC", "C1CC", "", "CC", "", "CO", "C1CC"]  # three, then three again
 BAD = [row for row, cell in enumerate(REPEATED, start=2) if cell in ("", "C1CC")]
 
@@ -253,11 +269,11 @@ def test_bad_candidates_that_repeat_are_skipped_and_good_ones_count_once(
 ):
     monkeypatch.setattr(library, "BLOCK", size)
     candidates = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
-    done = dsokr("rank", fitted, inputs, "--candidates", candidates, "--out", tmp_path / "r.csv")
+    done = dsokr("rank", fitted, inputs, "--candidates", candidates, *SKIP, "--out", tmp_path / "r.csv")
     assert "3 candidates (3 listed again, counted once) ranked" in done.stdout
     assert f"{len(BAD)} rows were skipped:" in done.stderr
     assert [int(row["row"]) for row in read(tmp_path / "r.skipped.csv")] == BAD
-    done = dsokr("embed", fitted, candidates, "--out", tmp_path / "i")
+    done = dsokr("embed", fitted, candidates, *SKIP, "--out", tmp_path / "i")
     assert "3 candidates (3 listed again, counted once) in the index" in done.stdout
     assert f"{len(BAD)} rows were skipped:" in done.stderr
     listed = (tmp_path / "i" / "skipped.txt").read_text().splitlines()
@@ -267,7 +283,7 @@ def test_bad_candidates_that_repeat_are_skipped_and_good_ones_count_once(
 @pytest.mark.parametrize("blocks", range(1, 6))
 def test_candidates_that_repeat_after_an_interruption(dsokr, fitted, tmp_path, monkeypatch, blocks):
     candidates = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
-    arguments = ("embed", fitted, candidates, "--json", "--out")
+    arguments = ("embed", fitted, candidates, *SKIP, "--json", "--out")
     whole = json.loads(dsokr(*arguments, tmp_path / "whole").stdout)
     monkeypatch.setattr(library, "BLOCK", 2)
     read, calls = columns.Kind.read, []
@@ -366,16 +382,53 @@ def test_problems_are_listed_in_the_order_of_rows(dsokr, folder, tmp_path):
     arguments = ("fit", "--train", tmp_path / "t.csv", *columns, *QUICK, "--out", tmp_path / "m")
     done = dsokr(*arguments, "--on-error", "fail", expect=1)
     assert "row 3 (the header is row 1), column 'y1, y2': 'x' in 'y2' is not a number." in done.stderr
-    done = dsokr(*arguments)
+    lost = "5 of the 30 rows of .*t.csv cannot be used, 2 of them for this reason: The kernel is undefined .* row 3 "
+    assert re.search(lost, dsokr(*arguments, expect=1).stderr)
+    done = dsokr(*arguments, *SKIP)
     assert "30 in" in done.stderr and "5 rows were skipped" in done.stderr
     assert "The kernel is undefined here" in done.stderr
     assert [row["row"] for row in read(tmp_path / "m" / "skipped.csv")] == ["3", "4", "6", "8", "9"]
 
 
+def test_a_table_of_zeros_is_learned_from_as_sparse(dsokr, tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.random((80, 120)) < [0.5, *[0.02] * 119]
+    rows = [[*x.astype(int), "a" if x[0] else "b"] for x in X]
+    table = write(tmp_path / "t.csv", [*(f"x{i}" for i in range(120)), "y"], rows)
+    arguments = ("fit", "--train", table, "--input", "x*", "--output", "y", "--device", "cpu", "--out", tmp_path / "m")
+    done = dsokr(*arguments)
+    assert "x119 as sparse vector" in done.stderr and "Tanimoto()" in done.stderr  # as of counts
+    predictor = Predictor.load(tmp_path / "m", "cpu")
+    assert predictor.input.sparse
+    dsokr("predict", tmp_path / "m", table, "--out", tmp_path / "p.csv", "--explain", tmp_path / "why.html")
+    right = sum(row["prediction"] == true[-1] for row, true in zip(read(tmp_path / "p.csv"), rows, strict=True))
+    assert right > 60
+    again = ("--restart", *arguments[1:])
+    assert "x119 as vector" in dsokr("fit", *again, "--epochs", "2").stderr  # networks read no sparse rows
+    sparse = ("--input-kind", "Vector(sparse=True)")
+    error = dsokr("fit", *again, *sparse, "--epochs", "2", expect=1).stderr
+    assert "Networks read no sparse inputs. Use --input-kind vector, or no options of networks." in error
+    wrong = dsokr("fit", *again[:-4], "--output-kind", sparse[1], *again[-4:], expect=1).stderr
+    assert "--output-kind Vector(sparse=True): only inputs can be sparse." in wrong
+
+
+def test_lists_of_different_lengths_are_named(dsokr, tmp_path):
+    rows = [["1 2 3" if i % 3 else "1 2", i % 2] for i in range(40)]
+    table = write(tmp_path / "t.csv", ["x", "y"], rows)
+    arguments = ("fit", "--train", table, "--input", "x", "--output", "y", "--out", tmp_path / "m")
+    said = f"The column 'x' of {table} holds lists of different lengths: 3 numbers in row 3, 2 numbers in row 2."
+    assert said in dsokr(*arguments, expect=1).stderr
+    assert "14 rows were skipped" in dsokr(*arguments, *SKIP).stderr
+    write(table, ["x", "y"], [[f"{i} 2 3" if i != 7 else "1 2", i % 2] for i in range(40)])
+    assert "row 9 (the header is row 1), column 'x': There must be 3 numbers. Got 2." in dsokr(*arguments).stderr
+
+
 def test_bad_inputs_of_a_prediction_do_not_lose_the_good_ones(dsokr, fitted, tmp_path):
     table = tmp_path / "inputs.csv"
     table.write_bytes("\ufeffid,text\r\n1,carbon\r\n2,\r\n3,größe und 界\r\n".encode())
-    done = dsokr("predict", fitted, table, "--out", tmp_path / "new" / "out.csv")
+    predict = ("predict", fitted, table, "--out", tmp_path / "new" / "out.csv")
+    assert "1 of the 3 rows of" in dsokr(*predict, expect=1).stderr and not (tmp_path / "new").exists()
+    done = dsokr(*predict, *SKIP)
     assert "Predictions for 2 inputs." in done.stdout
     assert "row 3 (the header is row 1), column 'text': The cell is empty." in done.stderr
     rows = read(tmp_path / "new" / "out.csv")
@@ -412,14 +465,17 @@ def test_tiny_scores_are_told_apart(fitted, folder, smiles, monkeypatch):
 
 
 def test_an_evaluation_says_what_the_right_answers_were_ranked_among(dsokr, fitted, tmp_path, smiles):
-    """Without candidates: the known outputs, and the right answers, which are not known here."""
-    test = write(tmp_path / "test.csv", ["text", "smiles"], [[describe(s), s] for s in [*smiles[60:], smiles[0]]])
+    """Without candidates: the known outputs, and the right answers, one of which was trained on."""
+    predictor = Predictor.load(fitted, "cpu")
+    held_out = next(s for s in smiles[:60] if s not in predictor.trained)
+    true = [*smiles[61:], held_out, predictor.trained[0]]
+    test = write(tmp_path / "test.csv", ["text", "smiles"], [[describe(s), s] for s in true])
     found = json.loads(dsokr("evaluate", fitted, test, "--json").stdout)["metrics"]
-    known = len(Predictor.load(fitted, "cpu").known)
-    assert found["candidates"] == known + 20 and found["known"] == pytest.approx(1 / 21)
-    said = "(the known outputs and the 21 right answers, 5% of which are known outputs)"
+    known = len(predictor.known)
+    assert found["candidates"] == known + 19 and found["known"] == pytest.approx(1 / 21)
+    said = "(the known outputs and the 21 right answers, 5% of which were trained on)"
     text = dsokr("evaluate", fitted, test).stdout
-    assert f"Among {known + 20} candidates {said} the right answer comes first for" in text
+    assert f"Among {known + 19} candidates {said} the right answer comes first for" in text
     dsokr("report", fitted, "--test", test, "--out", tmp_path / "r.html")
     assert said in (tmp_path / "r.html").read_text(encoding="utf-8")
 
@@ -585,6 +641,27 @@ def test_options_in_a_file(dsokr, folder, tmp_path):
     assert (tmp_path / "model" / "report.html").exists()
 
 
+def test_loss_temperature_dimension_and_seeds(dsokr, folder, tmp_path):
+    common = ("fit", "--train", folder / "smiles.csv", "--input", "text", "--output", "smiles", *QUICK, "--json")
+    first = dsokr(*common, "--temperature", "0.1", "--seeds", "2", "--dim", "7", "--out", tmp_path / "m")
+    chosen = json.loads(first.stdout)["chosen"]["regressor"]
+    assert "temperature=0.1" in chosen and chosen.startswith("Auto(") and "seeds=2" in chosen
+    model = Predictor.load(tmp_path / "m", "cpu").model
+    assert model.basis_.dim == model.dim == 7
+    members = model.parts_["regressor"].members
+    assert [type(member.loss).__name__ for member in members] == ["Ranked"] * 2
+    assert [member.loss.temperature for member in members] == [0.1, 0.1]
+    z = [member.fitted.predict(["carbon oxygen"]) for member in model.regressor_.members]
+    assert len(z) == 1 or not torch.allclose(*z)  # another seed
+
+    dsokr(*common, *MORGAN, "--loss", "Huber(0.5)", "--seeds", "3", "--out", tmp_path / "n")
+    model = Predictor.load(tmp_path / "n", "cpu").model
+    assert [str(member.loss) for member in model.parts_["regressor"].members] == ["Huber(delta=0.5)"] * 3
+    z = torch.stack([member.fitted.predict(["carbon oxygen"]) for member in model.regressor_.members])
+    assert len(z) == 3 and not torch.allclose(z[0], z[1])
+    torch.testing.assert_close(model.coefficients(["carbon oxygen"]), z.mean(dim=0))
+
+
 @pytest.mark.parametrize(
     ("text", "message", "code"),
     [
@@ -638,6 +715,18 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         (f"{VECTOR} --kernel Gausian(1)", "there is no Gausian. Choose from "),
         (f"{VECTOR} --kernel Gaussian", "--kernel 'Gaussian()' cannot be read"),
         (f"{VECTOR} --kernel Gaussian(-1)", "Gaussian.gamma must be positive"),
+        (f"{VECTOR} --loss Hubber(1)", "--loss 'Hubber(1)' cannot be read: there is no Hubber. Choose from "),
+        (f"{VECTOR} --loss SAME", "--loss 'SAME()' cannot be read"),
+        (
+            f"{VECTOR} --loss Huber(1.0) --temperature 0.1",
+            "--temperature is of the loss Ranked. Got --loss Hub",
+        ),
+        (f"{VECTOR} --temperature 0", "Ranked.temperature must be positive and finite. Got 0.0."),
+        (
+            f"{VECTOR} --regressor Forest() --seeds 2",
+            "and --seeds are for networks: write them into --reg",
+        ),
+        (f"{VECTOR} --dim 1000", "dim must be"),
         (f"{VECTOR} --network CNN", "CNN does not read vector inputs. Use MLP."),
         (f"{VECTOR} --network NN", "there is no NN. Choose from CNN, CharTransformer"),
         (f"{SMILES} --network MLP", "MLP does not read text inputs. Use WordBag or TextEncoder."),
@@ -858,12 +947,58 @@ def test_the_commands_in_a_report_run_as_they_are_printed(dsokr, folder, tmp_pat
 )
 def test_rows_with_equal_inputs_are_held_out_together(sizes, share, held_out, note):
     inputs = [f"input {i}" for i, size in enumerate(sizes) for _ in range(size)]
-    chosen, said = fit.hold_out(inputs, share, seed=7)
-    assert (len(chosen), said) == (held_out, note) and fit.hold_out(inputs, share, seed=7)[0] == chosen
+    pairs = Pairs(list(range(len(inputs))), inputs, inputs, inputs, inputs)
+    chosen, said = fit.hold_out(pairs, share, seed=7)
+    assert (len(chosen), said) == (held_out, note) and fit.hold_out(pairs, share, seed=7)[0] == chosen
     if "together" in note:
         assert not {inputs[at] for at in chosen} & {text for at, text in enumerate(inputs) if at not in chosen}
     if not note:
         assert chosen == set(np.random.default_rng(7).permutation(50)[:5].tolist())
+
+
+@pytest.fixture
+def measured(tmp_path, smiles):
+    """Ten measurements of each of 50 molecules."""
+    rng = np.random.default_rng(0)
+    rows = [[*rng.normal(size=2).round(4), s, f"g{i}"] for i, s in enumerate(smiles[:50]) for _ in range(10)]
+    return write(tmp_path / "measured.csv", ["a", "b", "smiles", "group"], rows)
+
+
+def test_groups_are_on_one_side_of_every_split(measured, tmp_path):
+    common = {"train": measured, "input": ["a,b"], "output": ["smiles"], "out": tmp_path / "m"}
+    options = FitOptions(**common, group="group", validation_fraction=0.45)
+    predictor, *parts = fit.prepare(options, Problems())
+    groups = [set(part.groups) for part in parts]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 50
+    assert list(map(len, parts)) == [280, 110, 110]
+    assert "; 50 groups, none of them in both, 110 to calibrate on" in predictor.facts["chosen"]["pairs"]
+    (tmp_path / "valid.csv").write_text(measured.read_text())
+    own = fit.prepare(FitOptions(**common, group="group", valid=tmp_path / "valid.csv"), Problems())[1:]
+    assert not set(own[1].groups) & set(own[2].groups)
+    with pytest.raises(InputError, match="--group: all 50 groups are larger than the 1% of the rows to hold out"):
+        fit.prepare(FitOptions(**common, group="group", validation_fraction=0.01), Problems())
+    with pytest.raises(InputError, match="has no column 'grup'. Did you mean 'group'"):
+        fit.prepare(FitOptions(**common, group="grup"), Problems())
+    lines = measured.read_text().splitlines()
+    measured.write_text("\n".join([*lines[:2], lines[2].rpartition(",")[0] + ", ", *lines[3:]]))
+    problems = Problems()
+    fit.prepare(options, problems)
+    assert [problem.sentence().partition("csv, ")[2] for problem in problems.by_row()] == [
+        "row 3 (the header is row 1), column 'group': The cell is empty."
+    ]
+
+
+@pytest.mark.filterwarnings("default")
+def test_held_out_outputs_that_were_trained_on_are_noticed(dsokr, measured, tmp_path):
+    arguments = ("fit", "--train", measured, "--input", "a,b", "--output", "smiles", "--regressor", "Neighbors(3)")
+    done = dsokr(*arguments, "--json", "--out", tmp_path / "m")
+    assert "50 of 50 held-out outputs were also trained on: name a column with --group to hold out all" in done.stderr
+    assert json.loads(done.stdout)["validation"]["known"] == 1
+    done = dsokr(*arguments, "--json", "--group", "group", "--out", tmp_path / "grouped")
+    assert "also trained on" not in done.stderr
+    assert json.loads(done.stdout)["validation"]["known"] == 0
+    assert "0% of which were trained on" in (tmp_path / "grouped" / "report.html").read_text(encoding="utf-8")
+    assert len(Predictor.load(tmp_path / "grouped", "cpu").trained) == 45
 
 
 def test_numbers_are_equal_inputs_however_they_are_written(tmp_path):

@@ -5,10 +5,13 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from dsokr import Graph
+from dsokr import DSOKR, Graph, chem, kernels
+from dsokr.decoders import Candidates
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
 from dsokr.outputs import ViewBatch, canonical, concatenate, count, distinct, keys, positions, take
+from dsokr.regressors import KernelRidge
+from implementations import smiles as make_smiles
 
 BITS = np.array([[1, 0, 1], [0, 0, 1], [1, 0, 1]])
 GRAPHS = [Graph((6, 8), ((0, 1, 2),)), Graph((7,)), Graph((6, 8), ((0, 1, 2),))]
@@ -137,3 +140,38 @@ def test_masks_choose_from_lists_as_from_arrays():
         assert list(take(ys, mask)) == list(take(ys, torch.from_numpy(mask))) == ["a", "d"]
     with pytest.raises(InputError, match="one value for each of the 4 outputs. Got 2"):
         take(["a", "b", "c", "d"], mask[:2])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "form"),
+    [(kernels.Tanimoto(), "fingerprints"), (kernels.WeisfeilerLehman(2).normalized(), "graphs")],
+)
+def test_smiles_are_molecules_for_kernels_on_molecules(tmp_path, kernel, form):
+    smiles = make_smiles(40)
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    model = DSOKR(kernel, regressor=KernelRidge(kernels.Gaussian(1.0)), random_state=0).fit(X, smiles)
+    assert model.kernel == kernel and model.basis_.kernel == kernels.OnMolecules(kernel, form)
+    plain = DSOKR(kernel, regressor=KernelRidge(kernels.Gaussian(1.0)), decoder=Candidates(), random_state=0)
+    plain.fit(X, getattr(chem, form)(smiles))
+    assert set(model.predict(X)) <= set(smiles)
+    others = ["CCO", "OCC", "c1ccccc1", "CN"]
+    torch.testing.assert_close(model.scores(X, others), plain.scores(X, getattr(chem, form)(others)))
+    ranked = model.rank(X, others, k=4)
+    ethanol = ranked.scores[(ranked.indices == 0) | (ranked.indices == 1)].reshape(-1, 2)
+    torch.testing.assert_close(ethanol[:, 0], ethanol[:, 1])  # CCO is OCC
+    model.save(tmp_path / "m")
+    assert DSOKR.load(tmp_path / "m").predict(X) == model.predict(X)
+    with pytest.raises(InputError, match="Could not parse 'C1CC' at index 1 as a molecule"):
+        model.rank(X, ["CC", "C1CC"])
+
+
+def test_texts_stay_texts_where_the_kernel_takes_them_or_they_are_no_molecules():
+    X = np.arange(6.0)[:, None]
+    model = DSOKR(kernels.NGram(2), regressor=KernelRidge(kernels.Gaussian(1.0))).fit(X, ["CCO", "CCN"] * 3)
+    assert model.basis_.kernel == kernels.NGram(2)
+    with pytest.raises(InputError, match="A kernel on vectors was given outputs of type str"):
+        DSOKR(kernels.Tanimoto()).fit(X, ["hello", "world"] * 3)
+    with pytest.raises(InputError, match="A kernel on vectors was given outputs of type str"):
+        DSOKR(kernels.Gaussian(1.0)).fit(X, ["CCO", "CCN"] * 3)
+    with pytest.raises(InputError, match="Could not parse 'hello' at index 1 as a molecule"):
+        DSOKR(kernels.Tanimoto()).fit(X, ["CCO", "hello"] * 3)

@@ -106,7 +106,7 @@ def test_expressions_that_are_refused(text, message):
 def test_names_to_choose_from_are_those_that_people_write():
     with pytest.raises(InputError) as refused:
         parse_expression("Gausian(1)", kernels)
-    assert "NGram, NSPD, Polynomial, ShortestPath, Tanimoto" in str(refused.value)
+    assert "NGram, NSPD, OnMolecules, Polynomial, ShortestPath, Tanimoto" in str(refused.value)
 
 
 @pytest.mark.parametrize("value", [{-1: 2.5, "a": -3}, (-float("inf"), -0.5), {(1, -2): None}], ids=str)

@@ -18,6 +18,7 @@ from dsokr.losses import Ranked, Squared
 from dsokr.metrics import f1, kendall_tau
 from dsokr.regressors import Auto, Fitted, Forest, KernelRidge, Neighbors, Neural, Scikit, Stack, Targets
 from dsokr.regressors.auto import prepare_reading
+from dsokr.regressors.base import complement, hold_out, make_folds
 from dsokr.regressors.forest import Trees
 from dsokr.regressors.networks import CharTransformer, WordBag
 from dsokr.regressors.stack import solve_weights
@@ -55,6 +56,56 @@ def test_a_stack_is_never_worse_out_of_fold_than_its_best_member(members):
     rows = Stack(members).fit(X, targets, seed=0, device=CPU).report()
     assert rows[-1]["regressor"] == "the stack" and len(rows) == len(members) + 1
     assert rows[-1]["explained"] >= max(row["explained"] for row in rows[:-1]) - 1e-12
+
+
+@pytest.mark.parametrize("folds", [4, 0.2, 99])
+def test_groups_are_not_split_by_folds(folds):
+    groups = torch.from_numpy(np.random.default_rng(0).integers(0, 20, 300))
+    parts = make_folds(300, folds, 0, groups)
+    assert len(parts) == {4: 4, 0.2: 1, 99: 20}[folds]
+    for part in parts:
+        assert not set(groups[part].tolist()) & set(groups[complement(part, 300)].tolist())
+    if folds > 1:
+        assert torch.cat(parts).sort().values.tolist() == list(range(300))
+        assert max(map(len, parts)) - min(map(len, parts)) <= groups.bincount().max()
+    else:
+        assert 30 < len(parts[0]) <= 60
+    with pytest.raises(InputError, match="groups must have at least two different values"):
+        make_folds(9, folds, 0, torch.zeros(9, dtype=torch.long))
+
+
+def test_what_a_group_has_in_common_is_not_explained_out_of_fold():
+    """Inputs and outputs that are noise, but the same within a group: only who has seen the group can know."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(40), 5)
+    X, Y = rng.normal(size=(40, 3))[groups], rng.normal(size=(40, 4))[groups]
+    members = (Forest(20), KernelRidge(intercept=True), Neighbors(), Scikit(Ridge()))
+    known, unseen = (
+        DSOKR(kernels.Linear(), regressor=Stack(members), random_state=0).fit(X, Y, groups=some).regressor_.report()
+        for some in (None, groups)
+    )
+    assert [row["explained"] > 0.9 for row in known] == [True, True, True, False, True]
+    assert all(row["explained"] < 0.1 for row in unseen)
+
+
+def test_groups_choose_the_penalty_and_the_pairs_that_are_held_out():
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(40), 5)
+    X, Y = rng.normal(size=(40, 3))[groups], rng.normal(size=(40, 4))[groups]
+    ridge = KernelRidge(kernels.Gaussian(1.0))
+    exact, careful = (
+        DSOKR(kernels.Linear(), regressor=ridge, random_state=0).fit(X, Y, groups=some).regressor_.regularization
+        for some in (None, [f"molecule {g}" for g in groups])
+    )
+    assert exact < 0.01 < careful
+    train, valid = hold_out(200, 0.2, torch.Generator().manual_seed(0), torch.from_numpy(groups))
+    assert len(valid) == 40 and not set(groups[train]) & set(groups[valid])
+    train, valid = hold_out(200, 0.01, torch.Generator().manual_seed(0), torch.from_numpy(groups))
+    assert len(valid) == 5  # a group at least
+    with pytest.raises(InputError, match=r"groups must have one value for each of the 200 pairs. Got shape \(3,\)"):
+        DSOKR(kernels.Linear()).fit(X, Y, groups=[1, 2, 3])
+    model = DSOKR(kernels.Linear(), regressor=Auto(budget="1 s"), random_state=0).fit(X, Y, groups=groups)
+    assert model.regressor_.report()[-1]["explained"] < 0.1
 
 
 def test_equal_weights_are_the_mean():

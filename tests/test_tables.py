@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dsokr.commands import tables
+from dsokr.commands import formats, tables
 from dsokr.commands.tables import Problems, Table
 from dsokr.errors import InputError, MissingExtraError
 
@@ -48,6 +48,37 @@ def test_parquet(tmp_path):
         read(path)
 
 
+def write_workbook(path, sheets):
+    book = pytest.importorskip("openpyxl").Workbook()
+    book.remove(book.active)
+    for name, rows in sheets.items():
+        sheet = book.create_sheet(name)
+        for row in rows:
+            sheet.append(row)
+    book.save(path)
+
+
+def test_a_workbook(tmp_path):
+    path = tmp_path / "t.xlsx"
+    write_workbook(path, {"one": [[], [" name ", "number", None], ["a", 1.5], [], ["größe", 2], [None, True, "note"]]})
+    rows = read(path)
+    assert rows.cells == {"name": ["a", "größe", ""], "number": ["1.5", "2", "True"]} and rows.numbers == [3, 5, 6]
+    assert read(path, ["number"]).cells == {"number": ["1.5", "2", "True"]}
+    write_workbook(path, {"first": [["a"], [1]], "second": [["b"], [2]]})
+    with pytest.warns(UserWarning, match="t.xlsx: 'first', the first of 2 sheets, is read. Save another one to a file"):
+        assert read(path).cells == {"a": ["1"]}
+    write_workbook(path, {"empty": []})
+    with pytest.raises(InputError, match="t.xlsx is empty. Its first row must name the columns"):
+        read(path)
+
+
+def test_without_openpyxl_the_extra_is_named(tmp_path, monkeypatch):
+    write_workbook(tmp_path / "t.xlsx", {"one": [["a"], [1]]})
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(MissingExtraError, match=r'needs openpyxl, .* pip install "dsokr\[tables\]"'):
+        read(tmp_path / "t.xlsx")
+
+
 def test_lists_in_json_and_parquet_become_cells(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"v": [1, 2.5], "tags": ["a", "b"], "on": true, "none": null}\n')
     cells = {name: cells[0] for name, cells in read(tmp_path / "t.jsonl").cells.items()}
@@ -82,8 +113,10 @@ def test_lines(tmp_path):
         ("text,smiles\r\n界,O\r\n".encode("utf-16"), [["界"], ["O"]], [2]),
         (b'text,smiles\n"two\nlines",1\n3,4\n', [["two\nlines", "3"], ["1", "4"]], [2, 3]),
         (b"\n\r\n,,\ntext,smiles\n1,2\n", [["1"], ["2"]], [5]),
+        (b"sep=;\r\ntext;smiles\r\n1,2;3\r\n", [["1,2"], ["3"]], [3]),
+        (b'"sep=|"\n\ntext|smiles\n1;2,5|3,4;5\n', [["1;2,5"], ["3,4;5"]], [4]),
     ],
-    ids=["semicolons", "utf-16", "line break in a cell", "blank lines above"],
+    ids=["semicolons", "utf-16", "line break in a cell", "blank lines above", "sep=;", "sep=| in quotes"],
 )
 def test_rows_are_numbered_as_a_spreadsheet_does(tmp_path, content, cells, numbers):
     (tmp_path / "t.csv").write_bytes(content)
@@ -97,10 +130,29 @@ def test_bad_rows_are_skipped_or_raised(tmp_path):
     assert read(path, problems=problems).numbers == [3, 5]
     sentence = problems.by_row()[0].sentence()
     assert "t.csv, row 4 (the header is row 2): It has 1 cell, the header has 2. Are double quotes" in sentence
-    problems.check()
-    problems.fails = True
-    with pytest.raises(InputError, match="row 4 .*--on-error skip"):
-        problems.check()
+    table = Table(path)
+    problems.check(table, 3)
+    problems.share = 0
+    with pytest.raises(InputError, match="^[^:]*row 4 .*Correct it, or skip such rows with --on-error skip"):
+        problems.check(table, 3)
+
+
+def test_losing_many_rows_is_refused_with_the_commonest_reason(tmp_path):
+    path, problems = tmp_path / "t.csv", Problems(share=0.1)
+    path.write_text("a,b\n" + "1,2\n" * 17 + "1\n")
+    read(path, problems=problems)
+    table = Table(path)
+    problems.check(table, 18)  # one of 18
+    problems.add(table, 4, "b", "It is odd.")
+    with pytest.raises(InputError, match=r"2 of the 18 rows of .*t.csv cannot be used, 1 of them for this reason: It"):
+        problems.check(table, 18)
+    problems.found.popitem()
+    problems.add(table, 3, "", "It has 1 cell, the header has 2. Are double quotes missing around a cell?")
+    said = r"2 of the 18 rows of .*t.csv cannot be used\. The first: .*t.csv, row 3 .* Correct them, or skip such rows"
+    with pytest.raises(InputError, match=said):
+        problems.check(table, 18)
+    problems.check(table, 20)  # a tenth
+    problems.check(Table(path.rename(tmp_path / "other.csv")), 2)  # rows of another file
 
 
 @pytest.mark.parametrize(
@@ -113,7 +165,7 @@ def test_bad_rows_are_skipped_or_raised(tmp_path):
         ("t.csv", '"a,b\n1,2\n', "row 1 of .* swallows the rest of the file, 1 line"),
         ("t.csv", 'a,b\n"two\nlines",1\n"3,4\n5,6\n', "row 3 of .* swallows the rest of the file, 1 line"),
         ("t.csv", '\n\na,b\n"1,2\n3,4', "row 4 of .* swallows the rest of the file, 1 line"),
-        ("t.csv", f"a,b\n1,2\n{'x' * (tables.LONGEST_CELL + 1)},3\n", "row 3 of .* is longer than 10,000,000 char"),
+        ("t.csv", f"a,b\n1,2\n{'x' * (formats.LONGEST_CELL + 1)},3\n", "row 3 of .* is longer than 10,000,000 char"),
     ],
     ids=lambda value: value[:20],
 )
@@ -176,7 +228,7 @@ def test_a_row_that_is_not_text_does_not_lose_the_others(tmp_path, name, content
     (tmp_path / name).write_bytes(content)
     problems = Problems()
     assert read(tmp_path / name, [column], problems).cells[column] == ["CC", "CCC"]
-    assert reasons(problems) == [(row, tables.NOT_TEXT)]
+    assert reasons(problems) == [(row, formats.NOT_TEXT)]
 
 
 def test_bad_lines_of_json(tmp_path):
@@ -208,7 +260,10 @@ def test_long_cells_and_empty_ones(tmp_path):
         ("t.jsonl", b"[1]\n", "has no line with a JSON object"),
         ("t.smi", b"# nothing\n", "t.smi has no rows"),
         ("t.txt", b"\n", "t.txt has no rows"),
-        ("t.xlsx", b"PK", "cannot read .xlsx. Choose one of .csv, .tsv"),
+        ("t.xlsx", b"PK", "t.xlsx cannot be read as a workbook: "),
+        ("t.xlsx.gz", b"", "cannot read .xlsx.gz. .* all but .parquet and .xlsx may have .gz"),
+        ("t.ods", b"PK", "cannot read .ods. Choose one of .csv, .tsv"),
+        ("t.csv", b"sep=;\n", "t.csv is empty. Its first row must name the columns"),
         ("table", b"a", "cannot read a file without an ending"),
         ("t.csv.gz", b"not gzip", "t.csv.gz cannot be read"),
         ("t.csv.gz", gzip.compress(b"a\n" + b"line\n" * 10_000, mtime=0)[:40], "t.csv.gz cannot be read"),

@@ -8,6 +8,7 @@ neighbour that can give up its only hydrogen (nitro groups, azides, isonitriles 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,26 @@ def many_smiles(graphs: Sequence[Graph]) -> list[str]:
     return [_convert(graph, smiles, f"Graph at index {index}") for index, graph in enumerate(graphs)]
 
 
+def formula(smiles: str) -> str:
+    """Return the molecular formula, in Hill order.
+
+    >>> formula("CCO")
+    'C2H6O'
+    """
+    with BlockLogs():
+        return rdMolDescriptors.CalcMolFormula(_parse(smiles))
+
+
+def mass(smiles: str) -> float:
+    """Return the monoisotopic mass, in daltons.
+
+    >>> round(mass("CCO"), 4)
+    46.0419
+    """
+    with BlockLogs():
+        return rdMolDescriptors.CalcExactMolWt(_parse(smiles))
+
+
 def fingerprints(smiles: Sequence[str], radius: int = 3, chirality: bool = True) -> sp.csr_array:  # (n, 2³²)
     """Return Morgan fingerprints: how often each atom environment of up to ``radius`` bonds occurs in each molecule.
 
@@ -137,16 +158,6 @@ def share_among_atoms(
         for atom, _ in found.get(column, ()):
             shares[atom] += value / len(found[column])
     return shares
-
-
-def formulas_and_masses(smiles: Sequence[str]) -> list[tuple[str, float]]:
-    """Return the molecular formula and the exact (monoisotopic) mass of every molecule.
-
-    >>> formulas_and_masses(["CCO"])
-    [('C2H6O', 46.041864812)]
-    """
-    of_formula, of_mass = rdMolDescriptors.CalcMolFormula, rdMolDescriptors.CalcExactMolWt
-    return [(of_formula(mol), of_mass(mol)) for mol in _parse_all(smiles)]
 
 
 def matches(smiles: Sequence[str], pattern: str) -> np.ndarray:  # (n,)
@@ -276,14 +287,21 @@ def _draw_grid(canvas: Any, molecules: Items, legends: Legends, columns: int, si
 
 def _place_atoms(item: Graph | str) -> Any:
     with BlockLogs():
-        mol = _parse(item) if isinstance(item, str) else _build_mol(item)
+        mol = Chem.Mol(_parse(item)) if isinstance(item, str) else _build_mol(item)
+        Chem.Kekulize(mol, clearAromaticFlags=True)  # aromatic bonds would be dashed
         Chem.FastFindRings(mol)  # rings decide on which side of a double bond its second line is drawn
         rdDepictor.Compute2DCoords(mol)
         return mol
 
 
+@lru_cache(2**13)  # several things are asked of one molecule, and parsing takes longest
+def _read(text: str) -> Any:
+    return Chem.MolFromSmiles(text)
+
+
 def _parse(text: str, where: str = "") -> Any:
-    mol = Chem.MolFromSmiles(text) if isinstance(text, str) and text.strip() else None
+    """Return the RDKit molecule of a SMILES string, which others may hold, too: it must stay unchanged."""
+    mol = _read(text) if isinstance(text, str) and text.strip() else None
     if mol is None:
         raise InputError(f"Could not parse {text!r}{where} as a molecule.")
     return mol

@@ -20,11 +20,12 @@ from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose
 from dsokr.decoders.pools import as_pools
 from dsokr.errors import InputError, check_k
 from dsokr.kernels import Kernel
+from dsokr.kernels.molecules import suit_texts
 from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, take, with_index_of
 from dsokr.regressors import Auto, Regressor, Targets, networks
 from dsokr.regressors.auto import as_regressor, fit_within, prepare_reading
 from dsokr.regressors.base import hold_out
-from dsokr.regressors.inputs import OF_INPUTS, Reader, check_inputs, check_weights, identify_inputs
+from dsokr.regressors.inputs import OF_INPUTS, Reader, check_groups, check_inputs, check_weights, identify_inputs
 from dsokr.regressors.stack import format_report
 from dsokr.rules import score
 from dsokr.saving import MadeOfParts, explain_damage, pack, read_model, read_part, unpack, write_model, write_part
@@ -96,37 +97,42 @@ class DSOKR(MadeOfParts):
         self.random_state = random_state
         self.device = device
 
-    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None, sample_weight: Any = None) -> DSOKR:
+    def fit(
+        self, X: Any, y: Any, validation: tuple[Any, Any] | None = None, sample_weight: Any = None, groups: Any = None
+    ) -> DSOKR:
         """Algorithm 1 of the paper.
 
         ``validation`` is a pair (X, Y) on which everything is chosen that is left open: the epoch or penalty of the
         regressor, the weights of a stack, the decoding rule. Without it, a stack uses predictions out of fold, and
         other regressors may hold out a share of the training pairs; their outputs still count for the basis and as
-        candidates. ``sample_weight`` has a number for every pair: how often it counts.
+        candidates. ``sample_weight`` has a number for every pair: how often it counts. ``groups`` has a value for every
+        pair, say the molecule that was measured: pairs of one group stay on one side of these splits. Outputs may be
+        SMILES where the kernel is on graphs or fingerprints.
         """
         self._check_parts()
         auto = as_regressor(self.regressor)
         if isinstance(auto, Auto) and auto.budget is not None:
-            return self._fit_within(auto, X, y, validation, sample_weight)
+            return self._fit_within(auto, X, y, validation, sample_weight, groups)
         X, Y, form = self._check_pairs(X, y)
-        weights = check_weights(sample_weight, Y)
+        weights, groups = check_weights(sample_weight, Y), check_groups(groups, count(Y))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         generator, device = Generator().manual_seed(seed), resolve_device(self.device)
-        decoder: Decoder = choose_decoder(self.kernel, Y, form) if self.decoder == "auto" else self.decoder
-        decoder.check(self.kernel)
+        kernel = suit_texts(self.kernel, Y)
+        decoder: Decoder = choose_decoder(kernel, Y, form) if self.decoder == "auto" else self.decoder
+        decoder.check(kernel)
         decoder.check_outputs(Y, form)
         candidates, candidates_form = decoder.candidates(Y, form)
         is_list = isinstance(decoder, Candidates) and count(candidates) > REPEATED * count(Y)
         regressor, self.reader_ = prepare_reading(auto, X, ranks=is_list)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
-        sketch = choose_sketch(self.kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
-        basis = sketch_basis(self.kernel, Y, sketch, generator=generator, device=device)
+        sketch = choose_sketch(kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
+        basis = sketch_basis(kernel, Y, sketch, generator=generator, device=device)
         basis = basis if self.dim is None else basis.rotated(Y, self.dim)
         known = EmbeddedOutputs(basis, candidates, form=form.matching(candidates_form, "candidates"))
 
         # 1.b Regression of the coordinates.
-        targets = Targets(*basis.embed_with_residual(Y), weights)
+        targets = Targets(*basis.embed_with_residual(Y), weights, groups)
         train, held_out = self._split(
             (self.reader_.read(X), Y, targets), validation, regressor.validation_fraction, generator
         )
@@ -151,20 +157,20 @@ class DSOKR(MadeOfParts):
         fitted, decoder = judge.decide(fitted, choices, held_out, Y)
         self.basis_, self.known_, self.decoder_ = basis, known, decoder
         self.regressor_: Any = fitted.settled()
-        self.parts_ = {"kernel": self.kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
+        self.parts_ = {"kernel": kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
         self.history_, self.n_pairs_ = fitted.history, count(Y)
         self.seen_, unseen = identify_inputs(X, SEEN), fitted.out_of_fold()
         self.out_of_fold_ = None if unseen is None else (unseen[1], take(Y, unseen[0]))
         self.missed_ = (targets.residuals.sum() / basis.diag(Y).sum()).item()
         return self
 
-    def _fit_within(self, auto: Auto, X: Any, y: Any, validation: Any, sample_weight: Any) -> DSOKR:
+    def _fit_within(self, auto: Auto, X: Any, y: Any, validation: Any, *of_pairs: Any) -> DSOKR:
         X, Y, _ = self._check_pairs(X, y)
 
         def fit(rows: np.ndarray, regressor: Auto) -> DSOKR:
-            weights = None if sample_weight is None else np.asarray(sample_weight)[rows]
             some = (_safe_indexing(part, rows) for part in (X, y))
-            return clone(self).set_params(regressor=regressor).fit(*some, validation, weights)
+            further = (None if part is None else np.asarray(part)[rows] for part in of_pairs)
+            return clone(self).set_params(regressor=regressor).fit(*some, validation, *further)
 
         model = fit_within(auto, count(Y), fit, lambda model: auto.wants_network(X, model.reader_.encoder))
         self.__dict__ |= {name: value for name, value in vars(model).items() if name.endswith("_")}
@@ -373,7 +379,7 @@ class DSOKR(MadeOfParts):
             check_consistent_length(X_val, Y_val)
             return pairs, (self.reader_.read(X_val), Y_val)
         X, Y, targets = pairs
-        train, valid = hold_out(count(Y), fraction, generator)
+        train, valid = hold_out(count(Y), fraction, generator, targets.groups)
         if not len(valid):
             return pairs, None
         return (take(X, train), take(Y, train), targets.take(train)), (take(X, valid), take(Y, valid))

@@ -77,7 +77,7 @@ def _add_command(name: str, function: str, kind: type[options.Options]) -> None:
 
     def command(**given: Any) -> None:
         chosen, (module, called) = kind(**given), function.split(".")
-        problems = import_module("dsokr.commands.tables").Problems(chosen.on_error == "fail")
+        problems = import_module("dsokr.commands.tables").Problems(options.SHARES[chosen.on_error])
         with _notes(), show_progress(chosen.as_json) as say:
             result = getattr(import_module(f"dsokr.commands.{module}"), called)(chosen, problems, say)
         _print(chosen.as_json, result, problems.lines())

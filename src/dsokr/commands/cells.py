@@ -4,6 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ NO_LABEL = "{}"  # the empty set of labels; an empty cell is more often a missin
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 COMMAS = re.compile(r"[-+]?(\d+,\d+([eE][-+]?\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+(,\d+)?)")  # 0,5  1,234.5
 SAMPLE, MOST = 300, 0.9  # cells that a guess looks at, and the share of them that must fit
+MANY = 100  # numbers in a row from which on it may be sparse
 
 
 def count_of(number: int, noun: str) -> str:
@@ -52,6 +54,10 @@ def parse_numbers(cell: str, columns: Sequence[str] = ()) -> np.ndarray:  # (d,)
     text = parse_text(cell)
     text = text.strip("[]()").replace(",", " ") if text[0] in "[(" else text
     parts = text.split(";") if text.count(";") == len(columns) - 1 > 0 else re.split(r"[;|\s]+", text.strip(";| "))
+    with suppress(ValueError):
+        numbers = np.fromiter(map(float, parts), np.float64, len(parts))
+        if np.isfinite(numbers).all():
+            return numbers
     places = [f" in {name!r}" for name in columns] if len(columns) == len(parts) > 1 else [""] * len(parts)
     return np.array([_parse_number(part.strip(), place) for part, place in zip(parts, places, strict=True)])
 
@@ -90,7 +96,7 @@ def guess_input(columns: Sequence[str], cells: Sequence[str], locate: Callable[[
     """
     texts = _sample(cells)
     if len(columns) > 1 or _fits(texts, _is_numbers):
-        return "vector"
+        return "Vector(sparse=True)" if _are_sparse(columns, texts) else "vector"
     if _fits(texts, lambda text: text.lower().endswith(PICTURES)):
         return "image"
     if _are_smiles(columns[0], texts):
@@ -153,6 +159,14 @@ def _reason(parse: Callable[[Any], Any], cell: Any) -> str:
 
 def _is_numbers(text: str) -> bool:
     return not _reason(parse_numbers, text)
+
+
+def _are_sparse(columns: Sequence[str], texts: list[str]) -> bool:
+    """Whether rows have many numbers, nearly all of them zero."""
+    rows = [parse_numbers(text, columns) for text in texts if _is_numbers(text)]
+    return sum(map(len, rows)) >= MANY * max(len(rows), 1) and sum(map(np.count_nonzero, rows)) <= (1 - MOST) * sum(
+        map(len, rows)
+    )
 
 
 def _resembles_numbers(text: str) -> bool:

@@ -1,140 +1,38 @@
 """Kinds of columns: how cells become what networks and kernels take, and how answers become cells again.
 
-A cell is text; the cells of several columns are joined. ``kind.adapt(cells)`` learns labels, scales or lengths from the
-training cells; ``kind.read(cells)`` then reads any cells, and says why bad ones are bad. A kind is plain data and is
-saved with the model as JSON.
+A kind is plain data and is saved with the model as JSON.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse as sp
 
-from dsokr.commands.cells import NO_LABEL, count_of, load_picture, parse_numbers, parse_text, shorten, suggest
-from dsokr.errors import InputError, KernelError, UndefinedAt, check_fields
+from dsokr.commands.cells import NO_LABEL, SAMPLE, count_of, load_picture, parse_numbers, parse_text, shorten, suggest
+from dsokr.commands.kinds import Kind, OutputKind, parse_good
+from dsokr.errors import InputError, check_fields
 from dsokr.graphs import Graph
 from dsokr.kernels import FeatureKernel, Kernel
-from dsokr.outputs import as_outputs
 
-BLOCK = 1024  # cells parsed at once; blocks with a bad one are halved until it is alone
 MAJORITY = 0.75  # share of the rankings that must agree on the items there are
 GREY = {"1", "L", "LA", "I", "I;16", "F"}  # modes of pictures
 
 _chem = partial(import_module, "dsokr.chem")  # needs RDKit
 
 
-class Read(NamedTuple):
-    """The values of the good cells, the positions of these cells, and why the others are bad."""
-
-    values: Any
-    good: list[int]
-    bad: dict[int, str]
-
-
-@dataclass(frozen=True)
-class Kind(ABC):
-    """How cells of one kind are read."""
-
-    name: ClassVar[str]
-    columns: tuple[str, ...] = ()
-
-    @abstractmethod
-    def parse(self, cells: Sequence[str]) -> Any:
-        """Return the values of cells as the estimator takes them. A bad cell is an ``InputError`` with the reason."""
-
-    def adapt(self, cells: Sequence[str]) -> Self:
-        """Return this kind with what the training cells show; bad cells are ignored."""
-        return self
-
-    def locate(self, cells: Sequence[str], folder: Path) -> Sequence[str]:
-        """Return cells of a table in this folder, with paths that do not depend on the working directory."""
-        return cells
-
-    def read(self, cells: Sequence[str], kernel: Kernel | None = None) -> Read:
-        """Parse the good cells, and say why the others are bad: unreadable, or outside the domain of the kernel."""
-        cells = [cell if isinstance(cell, str) else ";".join(map(str, cell)) for cell in cells]  # several columns
-        parts: list[Any] = []
-        good: list[int] = []
-        bad: dict[int, str] = {}
-        blocks = [range(len(cells))[start : start + BLOCK] for start in range(0, len(cells), BLOCK)][::-1]
-        while blocks:
-            block = blocks.pop()
-            try:
-                parts.append(self._parse_for(kernel, cells[block.start : block.stop]))
-                good += block
-            except InputError as error:
-                if half := len(block) // 2:
-                    blocks += [block[half:], block[:half]]
-                else:
-                    bad[block.start] = str(error).replace(" at index 0", "")
-        return Read(_join(parts), good, bad)
-
-    def _parse_for(self, kernel: Kernel | None, cells: Sequence[str]) -> Any:
-        values = self.parse(cells)
-        try:
-            if kernel is not None:
-                kernel.diag(as_outputs(values))
-        except UndefinedAt as error:
-            raise InputError(f"The kernel is undefined here: {error.why}.") from error
-        except InputError as error:
-            raise KernelError(f"The kernel {kernel} does not take such outputs: {error}") from error
-        return values
-
-    def parse_all(self, cells: Sequence[str], noun: str) -> Any:
-        """Return the values of cells that must all be good; a bad one is named by its position."""
-        if isinstance(cells, str) or not len(cells):
-            raise InputError(f"{noun}s must be a list with at least one of them. Got {cells!r}.")
-        values, _, bad = self.read(cells)
-        for position, reason in bad.items():
-            raise InputError(f"{noun} {position}: {reason}")
-        return values
-
-
-class OutputKind(Kind):
-    """A kind that can also be written, with its default kernel."""
-
-    kernel: ClassVar[str]
-
-    @abstractmethod
-    def format(self, value: Any) -> str:
-        """Write one output as a cell."""
-
-    def key(self, cell: str) -> str:
-        """Return a text that is equal for cells that mean the same."""
-        return self.format(self.parse([cell])[0])
-
-    def suit(self, kernel: Kernel) -> Self:
-        """Return this kind with outputs in the form that the kernel takes."""
-        return self
-
-
-def _join(parts: list[Any]) -> Any:
-    if parts and sp.issparse(parts[0]):
-        return sp.vstack(parts, format="csr")
-    return np.concatenate(parts) if parts and isinstance(parts[0], np.ndarray) else [*chain(*parts)]
-
-
-def _parse_good(parse: Callable[[str], Any], cells: Iterable[str]) -> Iterator[Any]:
-    for cell in cells:
-        with suppress(InputError):
-            yield parse(cell)
-
-
 @dataclass(frozen=True)
 class Vector(OutputKind):
-    """Numbers, in one column or several. In training they are centred and scaled, column by column.
+    """Numbers, in one column or several: centred and scaled as in training, or ``sparse`` and as they are.
 
     >>> kind = Vector().adapt(["1 10", "3 30"])
     >>> kind.read(["2 20", "two"])
@@ -145,22 +43,28 @@ class Vector(OutputKind):
     kernel: ClassVar[str] = "Linear()"
     mean: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
+    sparse: bool = False
 
     def adapt(self, cells: Sequence[str]) -> Vector:
-        rows = list(_parse_good(lambda cell: parse_numbers(cell, self.columns), cells))
+        some = cells[:SAMPLE] if self.sparse else cells
+        rows = list(parse_good(lambda cell: parse_numbers(cell, self.columns), some))
         if not rows:
             return self
         width = Counter(map(len, rows)).most_common(1)[0][0]
+        if self.sparse:
+            return replace(self, mean=(0.0,) * width, scale=(1.0,) * width)
         table = np.stack([row for row in rows if len(row) == width])
         spread = table.std(axis=0)
         spread[spread <= 1e-12 * np.abs(table).max(axis=0, initial=1.0)] = 1.0  # a column that never changes
         return replace(self, mean=tuple(table.mean(axis=0).tolist()), scale=tuple(spread.tolist()))
 
-    def parse(self, cells: Sequence[str]) -> np.ndarray:
+    def parse(self, cells: Sequence[str]) -> Any:  # (n, d), an array or CSR
         rows = [parse_numbers(cell, self.columns) for cell in cells]
         for row in rows:
             if len(row) != len(self.mean) > 0:
                 raise InputError(f"There must be {count_of(len(self.mean), 'number')}. Got {len(row)}.")
+        if self.sparse:
+            return sp.csr_array(np.stack(rows))
         return (np.stack(rows) - self.mean) / self.scale if self.mean else np.stack(rows)
 
     def unscale(self, values: Any) -> np.ndarray:  # (n, d) -> (n, d)
@@ -224,7 +128,7 @@ class Image(Kind):
         check_fields(self)
 
     def adapt(self, cells: Sequence[str]) -> Image:
-        modes = {picture.mode for picture in _parse_good(load_picture, cells[:200])}
+        modes = {picture.mode for picture in parse_good(load_picture, cells[:200])}
         return replace(self, mode="L" if modes and modes <= GREY else "RGB")
 
     def locate(self, cells: Sequence[str], folder: Path) -> Sequence[str]:
@@ -297,7 +201,7 @@ class Ranking(OutputKind):
     full: bool = False  # every item, without ties
 
     def adapt(self, cells: Sequence[str]) -> Ranking:
-        ranked = Counter(frozenset(chain(*groups)) for groups in _parse_good(self._split, cells))
+        ranked = Counter(frozenset(chain(*groups)) for groups in parse_good(self._split, cells))
         items = frozenset().union(*ranked)
         if self.full and ranked:  # one misspelt item is not an item that all other rankings miss
             usual = ranked.most_common(1)[0][0]

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from dsokr.commands.cells import count_of, parse_numbers, shorten
-from dsokr.commands.columns import Image, Kind, Labels, Molecule, Ranking, String, Vector
+from dsokr.commands.columns import Image, Labels, Molecule, Ranking, String, Vector
 from dsokr.commands.guarantee import check_promises
+from dsokr.commands.kinds import Kind
 from dsokr.commands.library import Library
 from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
 from dsokr.commands.possible import Possible, complete
@@ -50,7 +51,7 @@ MEANING = {
     "inputs": "number of inputs",
     "possible": "candidates that are possible for an input, on average; inputs with one alone do not count",
     "candidates": "number of different candidates that the right answer was ranked among",
-    "known": "share of right answers that are known outputs; the others were added to the candidates",
+    "known": "share of right answers that were trained on; all others are among the candidates, too",
     "listed": "share of right answers that are among the candidates; the others count as not found",
     "similarity": "mean similarity of the first answer to the right one, by the kernel (1 is the same)",
     "ged": "atoms and bonds to change to get from a prediction to the truth, on average",
@@ -131,14 +132,15 @@ def evaluate(
     if is_ranked:
         known = by_meaning(predictor, predictor.known if listed is None else listed.cells)
         pool = known | by_meaning(predictor, true) if listed is None else known
-        share = sum(predictor.output.key(cell) in known for cell in true) / len(true)
+        there = known if listed is not None else by_meaning(predictor, predictor.trained)
+        share = sum(predictor.output.key(cell) in there for cell in true) / len(true)
         metrics = {"known" if listed is None else "listed": share}
     if conditions:
         cells = Listing(list(pool.values()), {}) if listed is None else listed.distinct(predictor)[1]
         found, best = rank_possible(predictor, z, true, pool, cells, conditions)
-        there = [at for at, place in enumerate(best) if place >= 0]
-        answers = [cells.cells[best[at]] for at in there]
-        return (_compare(predictor, answers, take(true, there)) if there else {}) | found | metrics
+        answered = [at for at, place in enumerate(best) if place >= 0]
+        answers = [cells.cells[best[at]] for at in answered]
+        return (_compare(predictor, answers, take(true, answered)) if answered else {}) | found | metrics
     if is_ranked:
         metrics = rank_truth(predictor, z, true, pool) | metrics
     if is_ranked and (listed is not None or not predictor.searches):
@@ -260,9 +262,9 @@ def _summarize_ranks(metrics: dict[str, float], n: int) -> list[str]:
     if "listed" in metrics:
         pool = f"the list, which holds {metrics['listed']:.0%} of the right answers"
     elif metrics["known"] == 1:
-        pool = "the known outputs, which hold all right answers"
+        pool = "the known outputs; all right answers were trained on"
     else:
-        share = f"{metrics['known']:.0%} of which are known outputs"
+        share = f"{metrics['known']:.0%} of which were trained on"
         pool = f"the known outputs and the {count_of(n, 'right answer')}, {share}"
     if "possible" in metrics:
         few = f"{metrics['possible']:.3g} on average where there are several"
@@ -342,12 +344,28 @@ def write_report(
         title = f"On {count_of(n, 'pair')} held out for validation"
         results.append((title, n, facts["validation"], facts["examples"], None))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("dsokr.commands", "."), autoescape=True)
-    functions = {"count_of": count_of, "draw": _draw, "list_metrics": list_metrics, "summarize": summarize}
+    functions = {
+        "count_of": count_of,
+        "draw": _draw,
+        "weigh": _weigh,
+        "list_metrics": list_metrics,
+        "summarize": summarize,
+    }
     template = environment.get_template("report.html.j2", globals={"shorten": shorten, **functions})
     is_molecule = isinstance(predictor.output, Molecule)
     page = template.render(predictor=predictor, is_molecule=is_molecule, results=results, model=shlex.quote(model))
     with replace_file(path) as draft:
         draft.write_text(page, encoding="utf-8")
+
+
+def _weigh(smiles: str) -> str:
+    """Return formula and monoisotopic mass of a molecule; nothing where that is impossible."""
+    try:
+        from dsokr import chem
+
+        return f"{chem.formula(smiles)}, {chem.mass(smiles):.4f} Da"
+    except (MissingExtraError, InputError):
+        return ""
 
 
 def _draw(smiles: str) -> str:

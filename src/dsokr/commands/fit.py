@@ -5,6 +5,8 @@ import re
 import shutil
 import time
 import warnings
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +17,11 @@ from safetensors import SafetensorError
 
 from dsokr import __version__
 from dsokr.commands import columns
-from dsokr.commands.cells import count_of, guess_input, guess_output
-from dsokr.commands.columns import Kind, Labels, OutputKind, String
+from dsokr.commands.cells import count_of, guess_input, guess_output, parse_numbers
+from dsokr.commands.columns import Labels, Molecule, String, Vector
 from dsokr.commands.evaluate import evaluate, find_examples, summarize, write_report
-from dsokr.commands.options import FitOptions, Result, Say
+from dsokr.commands.kinds import Kind, OutputKind
+from dsokr.commands.options import SHARES, FitOptions, Result, Say
 from dsokr.commands.predictor import (
     Pairs,
     Predictor,
@@ -27,6 +30,7 @@ from dsokr.commands.predictor import (
     parse_kernel,
     parse_part,
     read_pairs,
+    wants_network,
 )
 from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
@@ -35,8 +39,8 @@ from dsokr.errors import InputError, Interrupted, ModelFolderError
 from dsokr.estimator import PARTS
 from dsokr.files import check_place, fingerprint, lock_folder, write_json
 from dsokr.kernels import Kernel
-from dsokr.outputs import as_outputs, count, distinct, keys
-from dsokr.regressors import Auto, Neural
+from dsokr.outputs import as_outputs, distinct, keys
+from dsokr.regressors import Auto, Neural, Stack
 from dsokr.saving import is_replaceable, write_expression
 
 LEAST_ROWS = 10
@@ -109,15 +113,21 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     names = table.find_columns(options.input), table.find_columns(options.output)
     if both := [name for name in names[0] if name in names[1]]:
         raise InputError(f"The column {both[0]!r} is in both --input and --output. Remove it from one of them.")
-    rows = table.read(problems, [*names[0], *names[1]])
+    group = [] if options.group is None else [options.group]
+    rows = table.read(problems, [*names[0], *names[1], *group])
     input = _choose_kind(options.input_kind, "--input-kind", names[0], rows)
     output = _choose_kind(options.output_kind, "--output-kind", names[1], rows)
+    if options.input_kind == "auto" and isinstance(input, Vector) and wants_network(options):
+        input = replace(input, sparse=False)
+    for kind in (input, output):
+        if isinstance(kind, Vector) and options.on_error != "skip":
+            _check_lengths(kind, rows)
     _warn_of_commas(output, rows.join(names[1]), is_guess=options.output_kind == "auto")
     kernel_text = output.kernel if options.kernel == "auto" else options.kernel
     kernel = parse_kernel(kernel_text)
     input = input.adapt(input.locate(rows.join(names[0]), table.path.parent))
     output = output.suit(kernel).adapt(rows.join(names[1]))
-    everything = read_pairs(rows, input, output, kernel, problems)
+    everything = read_pairs(rows, input, output, kernel, problems, options.group)
     _check_pairs(everything, input, output, table, problems)
     kernel = parse_kernel(kernel_text, everything.Y)
     pairs, valid, repeats = _split(everything, options, input, output, kernel, problems)
@@ -126,13 +136,14 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     if options.size != "auto" and not (options.size.isdigit() and 1 <= int(options.size) <= len(pairs)):
         most = f"the number of training rows, {len(pairs)}"
         raise InputError(f"--size must be auto, or from 1 to {most}. Got {options.size}.")
+    _warn_if_known(pairs, valid, output)
     valid, kept = _set_aside(valid, options.seed)
     model = make_model(options, input, output, kernel, pairs.Y)
     predictor = Predictor(model, input, output)
     source, written = f" from {options.valid}" if options.valid else "", model.get_params(deep=False)
     chosen = {
         "rows": f"{len(rows.attempted):,} in {options.train}",
-        **{name: f"{', '.join(kind.columns)} as {kind.name}" for name, kind in predictor.kinds().items()},
+        **{name: _describe(kind) for name, kind in predictor.kinds().items()},
         **{name: write_expression(written[name], *PARTS[name]) for name in ("kernel", "regressor", "decoder")},
         "pairs": f"{len(pairs):,} to train on, {len(valid or []):,} held out for validation{source}{repeats}"
         + (f", {len(kept):,} to calibrate on" if kept is not None else ""),
@@ -150,7 +161,31 @@ def _choose_kind(text: str, option: str, names: list[str], rows: Rows) -> Any:
     kind: Any = known[text]() if text in known else parse_part(text, columns, option)
     if type(kind) not in known.values():
         raise InputError(f"There is no {option} {text!r}. Choose from {', '.join(known)}.")
+    if not is_input and getattr(kind, "sparse", False):
+        raise InputError(f"{option} {text}: only inputs can be sparse.")
     return replace(kind, columns=tuple(names))
+
+
+def _check_lengths(kind: Vector, rows: Rows) -> None:
+    """Refuse lists of different lengths: as vectors, all but those of one length would be lost."""
+    if len(kind.columns) > 1:
+        return
+    first: dict[int, int] = {}  # the first position of every length
+    lengths: Counter[int] = Counter()
+    for at, cell in enumerate(rows.cells[kind.columns[0]]):
+        with suppress(InputError):
+            length = len(parse_numbers(cell))
+            lengths[length] += 1
+            first.setdefault(length, at)
+    (usual, times), *others = lengths.most_common(2) or [(0, 0)]
+    if others and times < (1 - SHARES["auto"]) * lengths.total():
+        places = (f"{count_of(n, 'number')} in row {rows.numbers[first[n]]}" for n in (usual, others[0][0]))
+        what = f"The column {kind.columns[0]!r} of {rows.table.path} holds lists of different lengths"
+        raise InputError(f"{what}: {', '.join(places)}. A vector has as many numbers in every row.")
+
+
+def _describe(kind: Kind) -> str:
+    return f"{', '.join(kind.columns)} as {'sparse ' * getattr(kind, 'sparse', False)}{kind.name}"
 
 
 def _warn_of_commas(output: OutputKind, cells: list[str], is_guess: bool) -> None:
@@ -175,11 +210,12 @@ def _split(
 ) -> tuple[Pairs, Pairs | None, str]:
     """Return the pairs to train on, those held out, from a file of their own or a share, and a note on repeats."""
     if options.valid is not None:
-        rows = Table(options.valid).read(problems, [*input.columns, *output.columns])
-        return pairs, read_pairs(rows, input, output, kernel, problems), ""
+        group = [] if options.group is None else [options.group]
+        rows = Table(options.valid).read(problems, [*input.columns, *output.columns, *group])
+        return pairs, read_pairs(rows, input, output, kernel, problems, options.group), ""
     if options.validation_fraction == 0:
         return pairs, None, ""
-    held_out, note = hold_out(pairs.X, options.validation_fraction, options.seed)
+    held_out, note = hold_out(pairs, options.validation_fraction, options.seed)
     return pairs.take(sorted({*range(len(pairs))} - held_out)), pairs.take(sorted(held_out)), note
 
 
@@ -188,24 +224,51 @@ def _set_aside(valid: Pairs | None, seed: int) -> tuple[Pairs | None, Pairs | No
     if valid is None or len(valid) < CALIBRATED:
         return valid, None
     order = np.random.default_rng(seed).permutation(len(valid)).tolist()
-    half = len(order) // 2
-    return valid.take(sorted(order[:half])), valid.take(sorted(order[half:]))
+    half = set(order[: len(order) // 2])
+    if valid.groups is not None:
+        half = set(_draw_groups([valid.groups[row] for row in order], order, len(order) // 2))
+    if not half:
+        return valid, None
+    return valid.take(sorted(half)), valid.take(sorted(set(order) - half))
 
 
-def hold_out(X: Any, share: float, seed: int) -> tuple[set[int], str]:
-    """Draw the rows to hold out; those with equal inputs together, where that leaves enough to train on."""
-    n = count(X)
-    groups: dict[Any, list[int]] = {}
-    order, key_of = np.random.default_rng(seed).permutation(n).tolist(), list(keys(X))
+def hold_out(pairs: Pairs, share: float, seed: int) -> tuple[set[int], str]:
+    """Draw the rows to hold out: whole groups or, without groups, rows with equal inputs together, if these fit."""
+    n = len(pairs)
+    order = np.random.default_rng(seed).permutation(n).tolist()
+    of_rows: list[Any] = list(keys(pairs.X)) if pairs.groups is None else pairs.groups
     wanted = min(max(1, round(share * n)), n - LEAST_ROWS // 2)
-    for row in order:
-        groups.setdefault(key_of[row], []).append(row)
-    held_out: set[int] = set()
-    for rows in groups.values():  # as long as they fit
-        held_out |= set(rows) if len(held_out) + len(rows) <= wanted else set()
+    held_out = set(_draw_groups([of_rows[row] for row in order], order, wanted))
+    there = len(set(of_rows))
+    if pairs.groups is not None:
+        if not held_out:
+            raise InputError(f"--group: all {there} groups are larger than the {share:.0%} of the rows to hold out.")
+        return held_out, f"; {count_of(there, 'group')}, none of them in both"
     if not held_out:
-        return set(order[:wanted]), f"; inputs repeat, and with {len(groups)} different ones those held out are known"
-    return held_out, "; rows with equal inputs are held out together" if len(groups) < n else ""
+        return set(order[:wanted]), f"; inputs repeat, and with {there} different ones those held out are known"
+    return held_out, "; rows with equal inputs are held out together" if there < n else ""
+
+
+def _draw_groups(groups: list[Any], rows: list[int], most: int) -> Iterator[int]:
+    """Draw the rows of whole groups, in their order, as long as they fit."""
+    members: dict[Any, list[int]] = {}
+    for group, row in zip(groups, rows, strict=True):
+        members.setdefault(group, []).append(row)
+    for some in members.values():
+        if len(some) <= most:
+            most -= len(some)
+            yield from some
+
+
+def _warn_if_known(pairs: Pairs, held_out: Pairs | None, output: OutputKind) -> None:
+    """Warn where held-out molecules or strings were mostly trained on: results on new ones will be worse."""
+    if held_out is None or held_out.groups is not None or not isinstance(output, Molecule | String):
+        return
+    trained = set(keys(as_outputs(pairs.Y)))
+    known = sum(key in trained for key in keys(as_outputs(held_out.Y)))
+    if 2 * known > len(held_out):
+        share = f"{known:,} of {len(held_out):,} held-out outputs were also trained on"
+        warnings.warn(f"{share}: name a column with --group to hold out all rows of an output.", stacklevel=2)
 
 
 def _check_replaced(options: FitOptions, predictor: Predictor, say: Say) -> None:
@@ -225,7 +288,7 @@ def _check_replaced(options: FitOptions, predictor: Predictor, say: Say) -> None
 def _plan(options: FitOptions, predictor: Predictor, pairs: tuple[Pairs | None, ...], draft: Path, say: Say) -> None:
     """Write down what is trained on what; an interrupted run of the same is resumed, one of another refused."""
     note, model = draft / "plan.json", predictor.model
-    data = [some and (some.inputs, some.outputs) for some in pairs]
+    data = [some and (some.inputs, some.outputs, some.groups) for some in pairs]
     parts = model.kernel, model.sketch, model.regressor, model.decoder, predictor.input, predictor.output
     identity = fingerprint(__version__, options.seed, parts, data)
     if options.restart:
@@ -259,6 +322,9 @@ def _keep_training(regressor: Any, folder: str) -> Any:
     """Let networks keep checkpoints in a folder; within a budget, training starts anew."""
     if isinstance(regressor, Auto):
         return regressor if regressor.budget else replace(regressor, folder=folder)
+    if isinstance(regressor, Stack):
+        members = (_keep_training(member, f"{folder}/{number}") for number, member in enumerate(regressor.members))
+        return replace(regressor, members=tuple(members))
     if isinstance(regressor, Neural):
         return replace(regressor, training=replace(regressor.training, folder=folder, keep_state=True))
     return regressor

@@ -1,25 +1,31 @@
 """Libraries of candidates: read from a file, and indexes made of them."""
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import joblib
 import torch
 
 from dsokr.commands.cells import count_of
 from dsokr.commands.columns import Molecule
+from dsokr.commands.kinds import OutputKind, Read
 from dsokr.commands.options import EmbedOptions, Result, Say
 from dsokr.commands.possible import OF_MOLECULES, complete
 from dsokr.commands.predictor import Predictor
-from dsokr.commands.tables import Problems, Table
+from dsokr.commands.tables import Problems, Rows, Table
 from dsokr.decoders import EmbeddedOutputs
 from dsokr.errors import InputError, Interrupted
 from dsokr.files import checksum
 from dsokr.index import Block, BuildOptions, CandidateIndex, build, fingerprint
+from dsokr.kernels import Kernel
 from dsokr.outputs import take
 
 BLOCK = 8192  # candidates read at once
+LARGE = 1_000_000  # bytes of a file of molecules from which on starting further processes is worth it
 
 
 class Listed(NamedTuple):
@@ -32,8 +38,22 @@ class Listed(NamedTuple):
     row: int
 
 
+@dataclass(frozen=True)
+class Study:
+    """What takes most of the time, for all cores: values, keys and computed columns of candidates."""
+
+    output: OutputKind
+    kernel: Kernel
+    computes: bool  # whether columns are wanted that are computed
+
+    def __call__(self, cells: list[str]) -> tuple[Read, list[str], dict[str, list[str]]]:
+        read = self.output.read(cells, self.kernel)
+        good = take(cells, read.good)
+        return read, list(map(self.output.key, good)), complete(self.output, good, {}) if self.computes else {}
+
+
 class Library:
-    """The candidates of a file, read in blocks. Those written alike count once.
+    """The candidates of a file, read in blocks. Those that mean the same count once.
 
     ``wanted`` are further columns that blocks have, all if it is None.
     """
@@ -76,31 +96,47 @@ class Library:
 
         Bad ones are problems, in every row where they occur. A file without any good one is an error.
         """
-        before: set[int] = set()  # hashes of the candidates up to ``start``
-        seen: set[int] = set()  # and of good ones after it
-        for rows in self.table.blocks(self.problems, [*self.columns, *self.name, *self.further], BLOCK):
+        seen: set[int] = set()  # hashes of keys
+        bad: dict[str, str] = {}
+        for rows, cells, new, (read, keys, columns) in self._study():
             self.rows += len(rows.attempted)
-            cells = list(map(str.strip, rows.join(self.columns)))
+            bad |= {new[at]: reason for at, reason in read.bad.items()}
+            for number, cell in zip(rows.numbers, cells, strict=True):
+                if cell in bad and number > start:
+                    self.problems.add(self.table, number, ", ".join(self.columns), bad[cell])
+            self.problems.check(self.table, self.rows)
             first = dict(zip(reversed(cells), reversed(range(len(cells))), strict=True))
-            after = [at for at, number in enumerate(rows.numbers) if number > start]
-            before |= {hash(cell) for cell in cells[: len(cells) - len(after)]}
-            new = list(dict.fromkeys(cells[at] for at in after if hash(cells[at]) not in seen))
-            read = self.predictor.output.read(new, self.predictor.basis.kernel)
-            bad = {new[at]: reason for at, reason in read.bad.items()}
-            for at in after:
-                if cells[at] in bad:
-                    self.problems.add(self.table, rows.numbers[at], ", ".join(self.columns), bad[cells[at]])
-            self.problems.check()
-            seen |= {hash(new[at]) for at in read.good}
-            fresh = [place for place, at in enumerate(read.good) if hash(new[at]) not in before]
+            codes = list(map(hash, keys))
+            places = {code: place for place, code in reversed(list(enumerate(codes))) if code not in seen}
+            seen |= places.keys()
+            fresh = sorted(place for place in places.values() if rows.numbers[first[new[read.good[place]]]] > start)
             found = [new[read.good[place]] for place in fresh]
             self.candidates += len(found)
             further = {name: [rows.cells[name][first[cell]] for cell in found] for name in (*self.name, *self.further)}
             names = further.pop(self.name[0]) if self.name else [""] * len(found)
-            columns = complete(self.predictor.output, found, further) if len(self.wanted) > len(further) else further
-            yield Listed(found, names, take(read.values, fresh), columns, rows.attempted[-1])
+            computed = {name: take(column, fresh) for name, column in columns.items()}
+            yield Listed(found, names, take(read.values, fresh), computed | further, rows.attempted[-1])
         if not self.candidates and not start:
             raise self.table.unusable(self.problems)
+
+    def _study(self) -> Iterator[tuple[Rows, list[str], list[str], Any]]:
+        """Rows, their cells, those that are new, and what is found out about them; on all cores if they are many."""
+        seen: set[int] = set()
+        waiting: deque[tuple[Rows, list[str], list[str]]] = deque()
+
+        def list_new() -> Iterator[list[str]]:
+            for rows in self.table.blocks(self.problems, [*self.columns, *self.name, *self.further], BLOCK):
+                cells = list(map(str.strip, rows.join(self.columns)))
+                new = [cell for cell in dict.fromkeys(cells) if hash(cell) not in seen]
+                seen.update(map(hash, new))
+                waiting.append((rows, cells, new))
+                yield new
+
+        study = Study(self.predictor.output, self.predictor.basis.kernel, len(self.wanted) > len(self.further))
+        is_large = isinstance(study.output, Molecule) and self.table.path.stat().st_size > LARGE
+        parallel = joblib.Parallel(-1 if is_large else 1, return_as="generator", pre_dispatch="2*n_jobs")
+        for found in parallel(joblib.delayed(study)(new) for new in list_new()):
+            yield *waiting.popleft(), found
 
 
 def describe(candidates: int, duplicates: int) -> str:

@@ -22,7 +22,8 @@ class Result(NamedTuple):
     texts: list[Any]
 
 
-OnError = StrEnum("OnError", ["skip", "fail"])
+OnError = StrEnum("OnError", ["auto", "skip", "fail"])
+SHARES = {"auto": 0.1, "skip": 1.0, "fail": 0.0}  # of the rows that may be skipped
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Folder = Annotated[Path, typer.Argument(help="Folder of a model made by `dsokr fit`.")]
@@ -57,7 +58,9 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
 class Options:
     """What all commands that read tables have in common."""
 
-    on_error: Annotated[OnError, typer.Option(help="skip rows that cannot be used, or fail.")] = OnError.skip
+    on_error: Annotated[
+        OnError, typer.Option(help="Rows that cannot be used: skip any, fail at any, or skip up to a tenth (auto).")
+    ] = OnError.auto
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto"
     as_json: AsJson = False
 
@@ -80,9 +83,14 @@ class FitOptions(Options):
     network: Annotated[str, typer.Option(help='A network alone, such as "MLP(hidden=(512,))".')] = "auto"
     encoder: Annotated[str, typer.Option(help="Folder or name of a pre-trained text encoder.")] = ""
     decoder: Annotated[str, typer.Option(help='candidates of a list, a search of all, or "GraphSearch()".')] = "auto"
+    loss: Annotated[str, typer.Option(help='Loss of networks, such as "Huber(1.0)" or "Ranked()".')] = "auto"
+    temperature: Annotated[float | None, typer.Option(help="Of the loss Ranked; lower: closer rivals.")] = None
+    seeds: Annotated[int, typer.Option(min=1, help="Networks to train and combine.")] = 1
+    dim: Annotated[int | None, typer.Option(min=1, help="Best directions of the basis to keep.")] = None
     size: Annotated[str, typer.Option(help="Outputs that make the basis; auto chooses by Perfect h.")] = "auto"
     valid: Annotated[Path | None, typer.Option(help="Table of pairs to validate on.")] = None
     validation_fraction: Annotated[float, typer.Option(min=0, max=0.99, help="Held out without --valid.")] = 0.1
+    group: Annotated[str | None, typer.Option(help="A column: rows of one value stay together in splits.")] = None
     budget: Annotated[str | None, typer.Option(help='Time for all: "10 min". Too little means fewer rows.')] = None
     epochs: Annotated[int | None, typer.Option(min=1, help="Most epochs to train.")] = None
     batch_size: Annotated[int | None, typer.Option(min=1)] = None

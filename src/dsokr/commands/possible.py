@@ -127,12 +127,11 @@ def read_within(text: str) -> Wish:
 
 def complete(output: OutputKind, cells: Sequence[str], given: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Columns of candidates: those given, and the formula and exact mass of molecules if they are not."""
-    columns = dict(given)
-    if isinstance(output, Molecule) and not {*OF_MOLECULES} <= {*given}:
-        found = zip(*import_module("dsokr.chem").formulas_and_masses(cells), strict=True)
-        formulas, masses = map(list, found) if cells else ([], [])
-        columns = {"formula": formulas, "exact_mass": [f"{mass:.6f}" for mass in masses]} | columns
-    return columns
+    if not isinstance(output, Molecule):
+        return dict(given)
+    chem = import_module("dsokr.chem")
+    ways = {"formula": chem.formula, "exact_mass": lambda cell: f"{chem.mass(cell):.6f}"}
+    return {name: list(map(way, cells)) for name, way in ways.items() if name not in given} | dict(given)
 
 
 def split_list(cell: str, output: OutputKind) -> list[str]:

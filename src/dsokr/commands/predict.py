@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from dsokr.commands.cells import count_of, parse_numbers, shorten
-from dsokr.commands.columns import Read
+from dsokr.commands.formats import without_compression
 from dsokr.commands.guarantee import Guard
+from dsokr.commands.kinds import Read
 from dsokr.commands.library import Library, describe, open_index
 from dsokr.commands.options import PredictOptions, Result, Say
 from dsokr.commands.possible import Possible, split_list
 from dsokr.commands.predictor import Predictor, read_column
 from dsokr.commands.reasons import check_page, write_reasons
-from dsokr.commands.tables import Problems, Table, check_writable, without_compression, write_skipped, write_table
+from dsokr.commands.tables import Problems, Table, check_writable, write_skipped, write_table
 from dsokr.conformal import LISTED, Conformal
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.pools import positions_of, size_of
@@ -52,7 +53,7 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     read = _without(read, {at for at, row in enumerate(rows.numbers) if (str(table.path), row) in problems.found})
     if not read.good:
         raise table.unusable(problems)
-    problems.check()
+    problems.check(table, len(rows.attempted))
     groups = take(rows.cells[group], read.good) if group else None
     z = predictor.model.coefficients(read.values)
     lists = take(rows.cells[options.candidates_for], read.good) if options.candidates_for else None

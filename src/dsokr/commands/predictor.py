@@ -21,7 +21,8 @@ from dsokr import decoders, kernels, losses, networks, regressors, sketches
 from dsokr.basis import SketchedBasis
 from dsokr.commands import columns
 from dsokr.commands.cells import suggest
-from dsokr.commands.columns import Kind, Letters, Molecule, OutputKind, Read
+from dsokr.commands.columns import Letters, Molecule
+from dsokr.commands.kinds import Kind, OutputKind, Read
 from dsokr.commands.options import FitOptions
 from dsokr.commands.tables import Problems, Rows, Table, write_table
 from dsokr.conformal import FILE, Conformal
@@ -32,8 +33,8 @@ from dsokr.files import write_json
 from dsokr.graphs import Graph
 from dsokr.kernels import Kernel
 from dsokr.outputs import as_outputs, canonical, concatenate, count, distinct, positions, take
-from dsokr.regressors import Auto, Neural, Regressor
-from dsokr.regressors.auto import suit_training
+from dsokr.regressors import Auto, Neural, Regressor, Stack
+from dsokr.regressors.auto import HELD_OUT, suit_training
 from dsokr.rules import Rule
 from dsokr.saving import parse_expression, write_expression
 
@@ -58,12 +59,14 @@ class Pairs:
     outputs: list[str]
     X: Any
     Y: Any
+    groups: list[str] | None = None  # rows of one group are on one side of all splits
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, at: Sequence[int]) -> Pairs:
-        return Pairs(*(take(part, at) for part in (self.rows, self.inputs, self.outputs, self.X, self.Y)))
+        parts = (self.rows, self.inputs, self.outputs, self.X, self.Y, self.groups)
+        return Pairs(*(None if part is None else take(part, at) for part in parts))  # type: ignore[arg-type] # in order
 
 
 def read_column(
@@ -77,16 +80,23 @@ def read_column(
     return cells, read
 
 
-def read_pairs(rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, problems: Problems) -> Pairs:
+def read_pairs(
+    rows: Rows, input: Kind, output: OutputKind, kernel: Kernel, problems: Problems, group: str | None = None
+) -> Pairs:
     """Read the rows with a good input, and a good output that the kernel is defined for; the others are problems."""
     inputs, x = read_column(rows, input, problems)
     outputs, y = read_column(rows, output, problems, kernel)
-    good = sorted({*x.good} & {*y.good})
+    groups = None if group is None else list(map(str.strip, rows.cells[group]))
+    grouped = [at for at, cell in enumerate(groups or inputs) if cell or groups is None]
+    for at in sorted({*range(len(inputs))} - {*grouped}):
+        problems.add(rows.table, rows.numbers[at], group or "", "The cell is empty.")
+    good = sorted({*x.good} & {*y.good} & {*grouped})
     if not good:
         raise rows.table.unusable(problems)
-    problems.check()
+    problems.check(rows.table, len(rows.attempted))
     X, Y = (take(read.values, np.searchsorted(read.good, good)) for read in (x, y))
-    return Pairs(take(rows.numbers, good), take(inputs, good), take(outputs, good), X, Y)
+    groups = groups and take(groups, good)
+    return Pairs(take(rows.numbers, good), take(inputs, good), take(outputs, good), X, Y, groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +146,20 @@ class Predictor:
         first = distinct(ys)
         if is_listed:
             model.decoder = replace(model.decoder, outputs=take(ys, first))
-        model.fit(pairs.X, pairs.Y, validation=None if validation is None else (validation.X, validation.Y))
+        held_out = None if validation is None else (validation.X, validation.Y)
+        model.fit(pairs.X, pairs.Y, validation=held_out, groups=pairs.groups)
         if is_listed and validation is not None:
             z, known = model.coefficients(validation.X), model.known_
             truth = positions(as_outputs(validation.Y), known.outputs)
             choices = {choice.scoring_rule(): choice for choice in model.decoder.alternatives()}
             model.decoder_ = choices[max(choices, key=lambda rule: known.ranks(z, truth, rule).reciprocal().mean())]
-        return replace(self, known=take(cells, first))
+        trained = int((first < len(pairs)).sum())
+        return replace(self, known=take(cells, first), facts=self.facts | {"trained": trained})
+
+    @property
+    def trained(self) -> list[str]:
+        """The known outputs that were trained on, and not only held out."""
+        return self.known[: self.facts.get("trained")]
 
     @property
     def basis(self) -> SketchedBasis:
@@ -219,7 +236,7 @@ class Predictor:
         model = DSOKR.load(folder, device=device)
         try:
             task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-            known = Table(folder / "candidates.csv").read(Problems(fails=True)).cells["output"]
+            known = Table(folder / "candidates.csv").read(Problems(share=0)).cells["output"]
             if len(known) != len(model.known_):
                 raise ValueError("candidates.csv does not list the outputs that the model knows")
             input, output = (parse_expression(task[name], columns) for name in ("input", "output"))
@@ -265,26 +282,53 @@ def check_options(options: FitOptions) -> None:
     Auto(options.budget)
     if given and options.budget is not None:
         raise InputError(f"--budget is kept by choosing what to fit. Got {given[0]} beside it.")
-    if options.regressor != "auto" and any(getattr(options, name) is not None for name in OF_TRAINING):
+    if options.regressor != "auto" and wants_network(replace(options, regressor="auto")):
         raise InputError(
-            "--epochs, --batch-size, --learning-rate and --patience go into --regressor, as Training(...)."
+            "--epochs, --batch-size, --learning-rate, --patience, --loss, --temperature and --seeds are for networks: "
+            "write them into --regressor, as in Neural(MLP(), loss=..., training=Training(...))."
         )
+    _choose_loss(options, ranks=True)
     name, folder = options.encoder, Path(options.encoder)
     is_name = HUB_NAME.fullmatch(name) and not folder.parent.is_dir()
     if name and not (folder / "config.json").is_file() and (folder.is_dir() or not is_name):
         raise InputError(f"{name} is neither the folder of a text encoder nor a name on the hub, organisation/model.")
 
 
+def wants_network(options: FitOptions) -> bool:
+    """Whether an option is about networks, or is a regressor, which may be one: these need not read sparse rows."""
+    named = {options.network, options.regressor, options.loss} != {"auto"} or options.seeds > 1
+    return named or any(getattr(options, name) is not None for name in (*OF_TRAINING, "temperature"))
+
+
 def choose_regressor(options: FitOptions, input: Kind, n: int, ranks: bool) -> Regressor | Auto:
     """Make the regressor: an expression, a network, or what suits the inputs."""
     training = {name: value for name in OF_TRAINING if (value := getattr(options, name)) is not None}
+    if getattr(input, "sparse", False) and options.regressor == "auto" and wants_network(options):
+        raise InputError("Networks read no sparse inputs. Use --input-kind vector, or no options of networks.")
     if options.regressor != "auto":
         return parse_part(options.regressor, regressors, "--regressor", networks, losses, kernels, sketches)
     if options.network == "auto" and not options.encoder:
         kind: Any = "auto" if input.name in ("vector", "image") else input.name
-        return Auto(options.budget, kind, training)
+        is_open = options.loss == "auto" and options.temperature is None
+        loss = None if is_open else _choose_loss(options, ranks)
+        return Auto(options.budget, kind, training, loss=loss, seeds=options.seeds)
     network = _choose_network(options, input)
-    return Neural(network, losses.Ranked() if ranks else losses.Squared(), suit_training(network, n, training))
+    neural = Neural(network, _choose_loss(options, ranks), suit_training(network, n, training))
+    return neural if options.seeds == 1 else Stack((neural,) * options.seeds, HELD_OUT, "equal")
+
+
+def _choose_loss(options: FitOptions, ranks: bool) -> losses.Objective:
+    """Make the loss; a temperature, or answers that are picked from a list that hardly repeats, call for ``Ranked``."""
+    loss: Any = losses.Ranked() if ranks or options.temperature is not None else losses.Squared()
+    if options.loss != "auto":
+        loss = parse_part(options.loss, losses, "--loss")
+    if not isinstance(loss, losses.Objective):
+        raise InputError(f"--loss {options.loss} is not a loss. Use one such as Huber(1.0) or Ranked().")
+    if options.temperature is None:
+        return loss
+    if not isinstance(loss, losses.Ranked):
+        raise InputError(f"--temperature is of the loss Ranked. Got --loss {options.loss}.")
+    return replace(loss, temperature=options.temperature)
 
 
 def _choose_network(options: FitOptions, input: Kind) -> Any:
@@ -332,4 +376,5 @@ def make_model(options: FitOptions, input: Kind, output: OutputKind, kernel: Ker
     ranks = isinstance(decoder, Candidates) and len(distinct(as_outputs(ys))) > REPEATED * count(ys)
     regressor = choose_regressor(options, input, count(ys), ranks)
     sketch: Any = "auto" if options.size == "auto" else sketches.SubSample(int(options.size))
-    return DSOKR(kernel, sketch, regressor, decoder=decoder, random_state=options.seed, device=options.device)
+    parts: dict[str, Any] = {"decoder": decoder, "dim": options.dim}
+    return DSOKR(kernel, sketch, regressor, **parts, random_state=options.seed, device=options.device)

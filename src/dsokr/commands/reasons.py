@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from dsokr.commands.cells import parse_numbers, shorten
-from dsokr.commands.columns import Labels, Letters, Molecule, OutputKind, Ranking, SmilesLetters, String, Text, Vector
+from dsokr.commands.columns import Labels, Letters, Molecule, Ranking, SmilesLetters, String, Text, Vector
+from dsokr.commands.kinds import OutputKind
 from dsokr.commands.predictor import Predictor
 from dsokr.errors import InputError
 from dsokr.explain import (
@@ -73,7 +74,8 @@ def _color_input(predictor: Predictor, cell: str, X: Any, Y: Any, rule: Rule) ->
         one = explain_input(model, X[0], y, rule=rule)
         return Colored(one.parts, one.contributions, " " if " " in X[0] else "")
     if isinstance(kind, Vector):  # the mean of the training inputs is zero after scaling
-        one = explain_input(model, X[0], y, reference=np.zeros(X.shape[1]), rule=rule)
+        mean = None if kind.sparse else np.zeros(X.shape[1])
+        one = explain_input(model, X if kind.sparse else X[0], y, reference=mean, rule=rule)
         return _color_columns(kind, cell, one)
     return None
 

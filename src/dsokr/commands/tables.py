@@ -1,42 +1,31 @@
-"""Tables on disk: CSV, TSV, JSON lines, Parquet, and lists of SMILES or lines; plain or compressed.
+"""Tables on disk, in any of the formats, and the rows of them that cannot be used.
 
 Tables are read in blocks, so that a library of millions of molecules is never in memory at once. Rows are numbered as
-a spreadsheet shows them. All cells are text: numbers of JSON and Parquet are written out, lists joined.
+a spreadsheet shows them. All cells are text.
 """
 
 from __future__ import annotations
 
-import bz2
 import csv
 import fnmatch
-import gzip
 import io
 import json
-import lzma
 import os
 import sys
 import warnings
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsokr.commands.cells import count_of, suggest
+from dsokr.commands.formats import LISTS, OPENERS, READERS, file_format, find_fault
 from dsokr.errors import InputError, import_extra
 from dsokr.files import check_place, replace_file
 
-Record = tuple[int, Sequence[str] | str]  # the number of a row with its cells, or with the reason why it is bad
-
 BLOCK = 4096  # rows read at once
-LONGEST_CELL = 10_000_000  # characters
-HEADER_SAMPLE, LONG_LINE = 20, 100_000  # rows, and characters of each, that show what separates the cells
-NAMES_SAMPLE = 1000  # lines of JSON whose names are the columns
-NOT_TEXT = "It has bytes that are not UTF-8 text. Save the file as UTF-8 (in a spreadsheet: CSV UTF-8)."
-
-csv.field_size_limit(max(LONGEST_CELL, csv.field_size_limit()))
 
 
 class Problem(NamedTuple):
@@ -55,19 +44,26 @@ class Problem(NamedTuple):
 
 @dataclass
 class Problems:
-    """The rows that cannot be used: skipped and listed at the end or, with ``fails``, an error."""
+    """The rows that cannot be used: skipped and listed at the end or, beyond a ``share`` of all rows, an error."""
 
-    fails: bool = False
+    share: float = 1.0
     found: dict[tuple[str, int], Problem] = field(default_factory=dict)  # the first problem of every file and row
 
     def add(self, table: Table, row: int, column: str, reason: str) -> None:
         problem = Problem(str(table.path), row, column, reason, table.place(row))
         self.found.setdefault((problem.file, row), problem)
 
-    def check(self) -> None:
-        """Raise the first problem, if that is wanted. Call it once all problems of a block are known."""
-        if self.fails and self.found:
-            raise InputError(f"{self.by_row()[0].sentence()} Correct it, or skip such rows with --on-error skip.")
+    def check(self, table: Table, rows: int) -> None:
+        """Refuse to lose too many of the rows read so far. Call it once all problems of a block are known."""
+        lost = len(self.found) and sum(file == str(table.path) for file, _ in self.found)
+        if lost <= self.share * rows or (self.share and lost == rows):  # if all are bad, the reader says so
+            return
+        bad = self.by_row(table.path)
+        reason, times = Counter(problem.reason for problem in bad).most_common(1)[0]
+        why = f", {times:,} of them for this reason: {reason}" if times < lost else "."
+        counts = f"{lost:,} of the {count_of(rows, 'row')} of {table.path} cannot be used{why} The first: "
+        first = f"{counts * (self.share > 0)}{bad[0].sentence()}"
+        raise InputError(f"{first} Correct {'it' if lost == 1 else 'them'}, or skip such rows with --on-error skip.")
 
     def by_row(self, file: Path | None = None) -> list[Problem]:
         """Return all problems, or those of one file, in the order of files and rows."""
@@ -109,7 +105,7 @@ class Table:
             raise InputError(f"There is no file {path}.{similar}")
         _check_format(path, "read", READERS)
         self._read = READERS[file_format(path)]
-        self.is_list = self._read in (_read_list, _read_smiles)
+        self.is_list = file_format(path) in LISTS
         self.header_row, header = next(self._read(path, []))  # 0: no header
         self.columns = [name.strip() for name in header]
 
@@ -142,7 +138,7 @@ class Table:
         while block := list(islice(records, rows)):
             good: dict[int, Sequence[str]] = {}
             for number, record in block:
-                if fault := _find_fault(record):
+                if fault := find_fault(record):
                     problems.add(self, number, "", fault)
                 else:
                     good[number] = record
@@ -165,183 +161,15 @@ class Table:
         return InputError(f"{self.path} has {total}, none of which can be used. The first: {first}")
 
 
-def _read_separated(path: Path, columns: list[str]) -> Iterator[Record]:
-    rows = _read_csv_rows(path)
-    number, header = next(rows)
-    if fault := _find_fault(header):
-        raise InputError(f"{path}, row {number}: {fault}")
-    yield number, header
-    places = [[name.strip() for name in header].index(name) for name in columns]
-    for number, cells in rows:
-        yield number, cells if isinstance(cells, str) else [cells[place] for place in places]
-
-
-def _read_csv_rows(path: Path) -> Iterator[Record]:
-    """Read all rows that are not blank. CSV files may have semicolons or tabs, and blank lines above the header."""
-    with open_text(path) as file:
-        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip(" \t\r\n,;"))
-        first, line = next(lines, (0, ""))
-        if not first:
-            raise InputError(f"{path} is empty. Its first row must name the columns.")
-        sample = [line, *islice(file, HEADER_SAMPLE)]
-        separator = _find_separator(sample) if file_format(path) == ".csv" else "\t"
-        reader = csv.reader(chain(sample, file), delimiter=separator, strict=True)
-        width = start = 0
-        for number in count(first):
-            try:
-                cells = next(reader, None)
-            except csv.Error as error:
-                yield number, _explain_quotes(error, reader.line_num - start, f"row {number} of {path}")
-                cells = []
-            if cells is None:
-                return
-            width, start, there = width or len(cells), reader.line_num, count_of(len(cells), "cell")
-            if any(cell.strip() for cell in cells) or len(cells) == width == 1:  # "" is not a blank line
-                wrong = f"It has {there}, the header has {width}. Are double quotes missing around a cell?"
-                yield number, cells if len(cells) == width else wrong
-
-
-def _find_separator(lines: Sequence[str]) -> str:
-    """Find the separator that makes most rows as long as the header; without rows, the one with the longest header.
-
-    >>> _find_separator(["Temp, °C;press", "20.5;1013"])
-    ';'
-    """
-    fits = {}
-    for separator in "\t;,":  # texts contain tabs least often, and commas most
-        rows = csv.reader((line[:LONG_LINE] for line in lines), delimiter=separator)
-        widths = [len(cells) for cells in rows if cells]
-        same = widths[1:].count(widths[0])
-        fits[separator] = widths[0] > 1, same, 0 if same else widths[0]
-    best = max(fits, key=fits.__getitem__)
-    return best if fits[best][0] else ","
-
-
-def _explain_quotes(error: csv.Error, lines: int, place: str) -> str:
-    """Say what is wrong with a row; where the rest of the file is lost too, raise it."""
-    if "unexpected end" in str(error):
-        rest = f": it swallows the rest of the file, {count_of(lines - 1, 'line')}" if lines > 1 else ""
-        raise InputError(f"A double quote in {place} is never closed{rest}.")
-    if "field limit" in str(error):
-        raise InputError(f"A cell in {place} is longer than {LONGEST_CELL:,} characters. Is a double quote missing?")
-    spans = f" spans {lines} lines and" if lines > 1 else ""
-    return f"A cell{spans} goes on after its closing double quote. Is a double quote missing?"
-
-
-def _read_json(path: Path, columns: list[str]) -> Iterator[Record]:
-    objects = islice(_read_json_objects(path), NAMES_SAMPLE)
-    names = dict.fromkeys(chain.from_iterable(record for _, record in objects if isinstance(record, dict)))
-    if not names:
-        raise InputError(f'{path} has no line with a JSON object, such as {{"text": "...", "smiles": "CCO"}}.')
-    yield 0, list(names)
-    for number, record in _read_json_objects(path):
-        yield number, record if isinstance(record, str) else [_as_cell(record.get(name)) for name in columns]
-
-
-def _read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    for number, line in _read_lines(path):
-        try:
-            record = json.loads(line)
-            yield number, record if isinstance(record, dict) else "It is not a JSON object in braces."
-        except ValueError as error:
-            yield number, f"It is not JSON: {error}."
-
-
-def _as_cell(value: Any) -> str:
-    """Write a value of JSON or Parquet as text: numbers of a list are joined by spaces, other items by ;"""
-    if isinstance(value, list | tuple):
-        are_numbers = all(isinstance(item, int | float) for item in value)
-        return (" " if are_numbers else ";").join(map(_as_cell, value))
-    return "" if value is None else str(value)
-
-
-def _read_list(path: Path, columns: list[str]) -> Iterator[Record]:
-    yield 0, ["line"]
-    yield from ((number, [line.strip()]) for number, line in _read_lines(path))
-
-
-def _read_smiles(path: Path, columns: list[str]) -> Iterator[Record]:
-    """Read one SMILES per line and, after a space or a tab, its name, if any. Lines that start with # are comments."""
-    yield 0, ["smiles", "name"]
-    lines = ((number, line) for number, line in _read_lines(path) if not line.startswith("#"))
-    for at, (number, line) in enumerate(lines):
-        smiles, name = (*line.split(maxsplit=1), "")[:2]
-        if at or smiles.lower() != "smiles":  # which is a header
-            yield number, [smiles if column == "smiles" else name.strip() for column in columns]
-
-
-def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    with open_text(path) as file:
-        yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-
-
-def _read_parquet(path: Path, columns: list[str]) -> Iterator[Record]:
-    arrow, parquet = import_extra("pyarrow", "tables"), import_extra("pyarrow.parquet", "tables")
-    try:
-        with parquet.ParquetFile(path) as file:
-            yield 0, list(file.schema_arrow.names)
-            batches = (batch.to_pydict() for batch in file.iter_batches(batch_size=BLOCK, columns=columns))
-            rows = (zip(*(batch[name] for name in columns), strict=True) for batch in batches)
-            for number, cells in enumerate(chain.from_iterable(rows), start=1):
-                yield number, list(map(_as_cell, cells))
-    except (arrow.ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read as Parquet: {error}") from error
-
-
-def _open_zstd(path: Path, mode: str) -> Any:
-    arrow = import_extra("pyarrow", "tables")
-    return (arrow.input_stream if "r" in mode else arrow.output_stream)(str(path), compression="zstd")
-
-
-READERS: Mapping[str, Callable[[Path, list[str]], Iterator[Record]]] = {  # each yields the names of all columns first
-    **dict.fromkeys((".csv", ".tsv", ".tab"), _read_separated),
-    **dict.fromkeys((".jsonl", ".ndjson"), _read_json),
-    ".parquet": _read_parquet,
-    **dict.fromkeys((".smi", ".smiles"), _read_smiles),
-    ".txt": _read_list,
-}
+COMPRESSED = (".parquet", ".xlsx")  # inside
 WRITTEN = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".parquet")
-OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
-
-
-@contextmanager
-def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
-    """Open a file as text, decompressed. Bytes that are not text become surrogates."""
-    try:
-        with io.BufferedReader(OPENERS.get(path.suffix.lower(), open)(path, "rb")) as raw:
-            encoding = "utf-16" if raw.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-            with io.TextIOWrapper(raw, encoding=encoding, errors="surrogateescape", newline="") as text:
-                yield text
-    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"{path} cannot be read: {error}.") from error
-
-
-def _find_fault(record: Sequence[str] | str) -> str:
-    """Return why a row is bad, or an empty string."""
-    if isinstance(record, str):
-        return record
-    letters = chain.from_iterable(cell for cell in record if not cell.isascii())
-    return NOT_TEXT if any("\udc80" <= letter <= "\udcff" for letter in letters) else ""
-
-
-def without_compression(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix.lower() in OPENERS else path
-
-
-def file_format(path: Path) -> str:
-    """Return the ending that says what a file is, without that of its compression.
-
-    >>> file_format(Path("Library.SMI.gz"))
-    '.smi'
-    """
-    return without_compression(path).suffix.lower()
 
 
 def _check_format(path: Path, action: str, formats: Iterable[str]) -> None:
     ending = file_format(path)
-    if ending not in formats or (ending == ".parquet" and path.suffix.lower() != ending):  # compressed inside
+    if ending not in formats or (ending in COMPRESSED and path.suffix.lower() != ending):
         what = "".join(path.suffixes) or "a file without an ending"
-        endings = f"{_list(formats)}; all but Parquet may have {_list(OPENERS)} after it"
+        endings = f"{_list(formats)}; all but {' and '.join(COMPRESSED)} may have {_list(OPENERS)} after it"
         raise InputError(f"{path}: cannot {action} {what}. Choose one of {endings}.")
 
 

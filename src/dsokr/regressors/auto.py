@@ -18,7 +18,7 @@ from sklearn.base import BaseEstimator, is_regressor
 from dsokr.errors import InputError, TrainingError, check_fields
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.kernels import Kernel, Tanimoto, WeisfeilerLehman
-from dsokr.losses import Ranked, Squared
+from dsokr.losses import Objective, Ranked, Squared
 from dsokr.outputs import count, take
 from dsokr.regressors.base import Reads, Regressor
 from dsokr.regressors.forest import Forest
@@ -56,7 +56,7 @@ class Auto:
         learn from all pairs, fewer are used, and networks are stopped early.
     texts : what texts are: "text" in words, "string" of characters, or "smiles"; "auto" looks at them.
     training : settings of :class:`Training` to use in place of those chosen for networks, such as ``{"epochs": 20}``.
-        With any, networks are used however few the pairs are.
+        With any, or a loss or several seeds, networks are used however few the pairs are.
 
     >>> Auto(budget="2 min").seconds
     120.0
@@ -66,6 +66,8 @@ class Auto:
     texts: Literal["auto", "text", "string", "smiles"] = "auto"
     training: Mapping[str, Any] = field(default_factory=dict, hash=False)
     networks: bool = True  # whether there may be any
+    loss: Objective | None = None  # of networks; None: the squared distance or, for long lists, Ranked()
+    seeds: int = 1  # of networks, each of which is a member
     folder: str | None = field(default=None, compare=False)  # where networks keep checkpoints, to resume a training
 
     def __post_init__(self) -> None:
@@ -100,8 +102,10 @@ class Auto:
             reads: Reads = "numbers" if kind in ("table", "category") else "raw"
             training = suit_training(network, count(raw), self.training)
             training = replace(training, folder=self.folder, keep_state=self.folder is not None)
-            neural = Neural(network, Ranked() if ranks else Squared(), training, reads)
-            members = [neural] if ranks else [*members, neural]  # others know nothing of ranks
+            loss = self.loss or (Ranked() if ranks else Squared())
+            names = map(str, range(self.seeds)) if self.seeds > 1 else [""]
+            neural = [Neural(network, loss, training.inside(name), reads) for name in names]
+            members = [*neural] if ranks else [*members, *neural]  # others know nothing of ranks
         return Stack(tuple(members), folds=5 if network is None else HELD_OUT, contrast=CONTRASTS)
 
     def wants_network(self, raw: Any, encoder: Encoder | None) -> bool:
@@ -111,7 +115,7 @@ class Auto:
         return self._choose_network(_find_kind(raw, encoder), raw, encoder.encode(take(raw, [0]))) is not None
 
     def _choose_network(self, kind: str, raw: Any, numbers: Any) -> Any:
-        n = math.inf if self.training else count(raw)
+        n = math.inf if self.training or self.loss or self.seeds > 1 else count(raw)
         if not self.networks:
             return None
         if kind == "picture":

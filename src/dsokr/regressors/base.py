@@ -23,11 +23,15 @@ State = dict[str, Any]  # tensors, arrays, canonical outputs, what JSON can hold
 
 
 class Targets(NamedTuple):
-    """What is regressed: coordinates ψ̃(y) of the outputs, what the basis misses of them, and how much each counts."""
+    """What is regressed: coordinates ψ̃(y) of the outputs, and what the basis misses of them.
+
+    Also how much each counts, and of which group it is: those of one group stay on one side of every split.
+    """
 
     coordinates: Tensor  # (n, p)
     residuals: Tensor  # (n,)
     weights: Tensor | None = None  # (n,), None: all count the same
+    groups: Tensor | None = None  # (n,), numbers from 0; None: each is on its own
 
     def take(self, index: Any) -> Targets:
         return Targets(*(None if part is None else take(part, index) for part in self))  # type: ignore[arg-type] # in order
@@ -93,16 +97,26 @@ class Regressor(ABC):
     ) -> tuple[Fitted, Tensor]:  # (n, p)
         """Learn from all n inputs; also predict every input by a function that was learned without it.
 
-        Here the inputs of each fold are predicted by a function learned from the others. Regressors that have such
-        predictions for less (out of bag, leave one out) override this.
+        Regressors that have such predictions for less than those by folds (out of bag, leave one out) override this.
         """
-        z = torch.zeros_like(targets.coordinates)
+        return self.fit_folds(X, targets, folds, seed=seed, device=device)
+
+    def fit_folds(
+        self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
+    ) -> tuple[Fitted, Tensor]:  # (n, p)
+        """Do the same, with the inputs of each fold predicted by a function learned from the others."""
+        z, fits = torch.zeros_like(targets.coordinates), []
         for fold in folds:
             rest = complement(fold, len(z))
             held_out = take(X, fold), targets.take(fold)
             fitted = self.fit(take(X, rest), targets.take(rest), held_out, seed=seed, device=device)
             z[fold] = fitted.predict(held_out[0]).to(z)
-        return self.fit(X, targets, seed=seed, device=device), z
+            fits.append(fitted)
+        return self.decided_by(fits).fit(X, targets, seed=seed, device=device), z
+
+    def decided_by(self, fits: Sequence[Any]) -> Regressor:
+        """This regressor with what fits to parts of the data chose on the others."""
+        return self
 
 
 class Fitted(ABC):
@@ -149,13 +163,47 @@ class Fitted(ABC):
         return []
 
 
-def hold_out(n: int, fraction: float, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Split n positions at random: those to train on, and a share of them to validate on, which may be none."""
+def hold_out(n: int, fraction: float, generator: Generator, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Split n positions at random: those to train on, and a share of them to validate on, which may be none.
+
+    Groups are held out whole, as many as fit, and at least one.
+    """
     held_out = round(fraction * n)
     if held_out == n:
         raise InputError(f"A validation fraction of {fraction} leaves none of the {held_out} pairs to train on.")
-    order = torch.randperm(n, generator=generator)
-    return order[held_out:], order[:held_out]
+    if groups is None or not held_out:
+        order = torch.randperm(n, generator=generator)
+        return order[held_out:], order[:held_out]
+    sizes, order = _shuffle_groups(groups, generator)
+    is_kept = torch.isin(groups, order[max(1, int((sizes[order].cumsum(0) <= held_out).sum())) :])
+    return is_kept.nonzero()[:, 0], (~is_kept).nonzero()[:, 0]
+
+
+def make_folds(n: int, folds: float, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+    """Split n positions into random folds of nearly one size; a share below one is the single fold that is held out.
+
+    Groups are not split: the largest first, each goes to the smallest fold so far.
+    """
+    generator = Generator().manual_seed(seed)
+    if folds < 1:
+        return [hold_out(n, max(folds, 1 / n), generator, groups)[1]]
+    if groups is None:
+        return list(torch.randperm(n, generator=generator).tensor_split(min(int(folds), n)))
+    sizes, order = _shuffle_groups(groups, generator)
+    loads, fold_of = [0] * min(int(folds), len(order)), torch.empty(len(sizes), dtype=torch.long)
+    for group in order[sizes[order].argsort(descending=True, stable=True)].tolist():
+        fold_of[group] = least = loads.index(min(loads))
+        loads[least] += int(sizes[group])
+    return [(fold_of[groups] == fold).nonzero()[:, 0] for fold in range(len(loads))]
+
+
+def _shuffle_groups(groups: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Return the size of every group, and those that are there, of which there must be two, in random order."""
+    sizes = groups.bincount()
+    present = sizes.nonzero()[:, 0]
+    if len(present) < 2:
+        raise InputError("groups must have at least two different values, so that one can be held out.")
+    return sizes, present[torch.randperm(len(present), generator=generator)]
 
 
 def complement(fold: Tensor, n: int) -> Tensor:

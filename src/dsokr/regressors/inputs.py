@@ -281,3 +281,13 @@ def check_weights(sample_weight: Any, Y: Any) -> Tensor | None:  # (n,)
     if weights.min() < 0:
         raise InputError("sample_weight must not be negative.")
     return weights
+
+
+def check_groups(groups: Any, n: int) -> Tensor | None:  # (n,)
+    """Return the group of each of n pairs as a number, or None if each is on its own."""
+    if groups is None:
+        return None
+    values = np.asarray(groups)
+    if values.shape != (n,):
+        raise InputError(f"groups must have one value for each of the {n} pairs. Got shape {values.shape}.")
+    return torch.from_numpy(np.unique(values, return_inverse=True)[1])

@@ -106,7 +106,7 @@ class Neural(Regressor):
         train(network, pairs, None, loss, training, seed=seed, device=device)
         return FittedNetwork(network, fitted.history, fitted.scaler)
 
-    def fit_out_of_fold(
+    def fit_folds(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
     ) -> tuple[FittedNetwork, Tensor]:
         """Train once for every fold, validated by it; then on everything, for the mean of the best epochs."""
@@ -138,7 +138,7 @@ class Neural(Regressor):
 
     def _make_pairs(self, network: nn.Module, X: Any, targets: Targets, device: Device) -> TensorDataset:
         where = device if self.training.keep_data_on_device else torch.device("cpu")
-        parts = (part.float().to(where) for part in targets if part is not None)
+        parts = (part.float().to(where) for part in targets[:3] if part is not None)  # groups are for splits
         return TensorDataset(prepare_inputs(network, X), *parts)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import scipy.sparse as sp
 import torch
@@ -31,6 +31,7 @@ from dsokr.regressors.base import (
     Targets,
     Validation,
     leading_directions,
+    make_folds,
 )
 from dsokr.regressors.inputs import Scaler
 from dsokr.saving import parse_expression, write_expression
@@ -39,6 +40,7 @@ from dsokr.sketches import Full, SketchSpec, SubSample
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-14, 1))  # λ to choose from
 MOST, ANCHORS = 3000, 1500  # inputs that are all used, and how many span the space of functions if there are more
 WIDTHS = (0.25, 1.0, 4.0)  # of Gaussian kernels, times one over the median squared distance
+FOLDS = 5  # by which λ is chosen where pairs have groups
 EPSILON = 1e-9  # an input that alone decides its own prediction leaves this much to the others
 DIRECTIONS = 30  # of the outputs, in which choices are compared
 
@@ -92,6 +94,10 @@ class KernelRidge(Regressor):
         self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
     ) -> FittedRidge:
         """Solve for every kernel and λ: O(n m p) time for m anchors among n inputs, O(m² + m · block) memory."""
+        if validation is None and targets.groups is not None and len(self.penalties) > 1:
+            folds = make_folds(count(X), FOLDS, seed, targets.groups)
+            by_groups: Any = self.fit_folds(X, targets, folds, seed=seed, device=device)[0]
+            return cast(FittedRidge, by_groups)
         scaler = Scaler.of(X, targets.weighted()) if self.kernel is None else None
         X, mean = _as_rows(X, scaler, device), targets.mean() * self.intercept
         goals, fits, rows = targets.coordinates - mean, [], []
@@ -121,6 +127,11 @@ class KernelRidge(Regressor):
         for where, (left_out,) in fitted.ridge.leave_one_out(goals, None, (fitted.regularization,)):
             z[where] = (left_out + fitted.mean).to(z)
         return replace(fitted, ridge=None), z
+
+    def decided_by(self, fits: Sequence[FittedRidge]) -> KernelRidge:
+        """With one λ, the geometric mean of those of the fits."""
+        logarithms = [math.log(fitted.regularization) for fitted in fits]
+        return replace(self, regularization=math.exp(sum(logarithms) / len(logarithms)))
 
     def _decompose(
         self, kernel: Kernel, X: Outputs, goals: Tensor, weights: Tensor | None, seed: int, device: Device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,10 +11,21 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import nnls
-from torch import Generator, Tensor
+from torch import Tensor
 
 from dsokr.errors import InputError, check_fields
-from dsokr.regressors.base import Device, Fitted, History, Reads, Regressor, Score, State, Targets, Validation
+from dsokr.regressors.base import (
+    Device,
+    Fitted,
+    History,
+    Reads,
+    Regressor,
+    Score,
+    State,
+    Targets,
+    Validation,
+    make_folds,
+)
 from dsokr.regressors.inputs import Inputs
 from dsokr.saving import shorten
 
@@ -61,7 +72,7 @@ class Stack(Regressor):
     ) -> FittedStack:
         """Fit every member; weigh them on the validation pairs, if there are any, or out of fold."""
         n = len(targets.coordinates)
-        folds = [] if validation is not None else list(make_folds(n, self.folds, seed))
+        folds = [] if validation is not None else make_folds(n, self.folds, seed, targets.groups)
         rows = torch.cat(folds).sort().values if folds else torch.empty(0, dtype=torch.long)
         fits: list[Fitted] = []
         predictions, tried = [], []
@@ -72,7 +83,8 @@ class Stack(Regressor):
                 fitted = member.fit(own, targets, (held_out, validation[1]), seed=seed + number, device=device)
                 z = fitted.predict(held_out)
             else:
-                fitted, z = member.fit_out_of_fold(own, targets, folds, seed=seed + number, device=device)
+                learn = member.fit_out_of_fold if targets.groups is None else member.fit_folds
+                fitted, z = learn(own, targets, folds, seed=seed + number, device=device)
                 z = z[rows]
             fits.append(fitted)
             predictions.append(z.cpu())
@@ -146,15 +158,6 @@ def format_report(tried: list[dict[str, Any]]) -> list[str]:
         seconds = f"{row['seconds']:7.1f}" if "seconds" in row else " " * 7
         lines.append(f"{weight}  {row['explained']:9.3f}  {seconds}  {row['regressor']}")
     return lines
-
-
-def make_folds(n: int, folds: float, seed: int) -> Iterator[Tensor]:
-    """Split n positions into random folds of nearly one size; a share below one is the single fold that is held out."""
-    order = torch.randperm(n, generator=Generator().manual_seed(seed))
-    if folds < 1:
-        yield order[: max(1, round(folds * n))]
-    else:
-        yield from (fold for fold in order.tensor_split(min(int(folds), n)))
 
 
 class Member(NamedTuple):

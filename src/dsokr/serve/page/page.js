@@ -3,9 +3,10 @@
 const byId = (id) => document.getElementById(id);
 const form = byId("ask"), query = byId("query"), hits = byId("hits"), alertBox = byId("alert");
 const KINDS = {
-  text: ["Describe what you are looking for", "e.g. an aromatic alcohol with two rings"],
+  text: ["Describe what you are looking for", "a description in words"],
   smiles: ["SMILES of the input molecule", "e.g. CC(=O)Oc1ccccc1C(=O)O"],
-  string: ["Input string", ""],
+  spectrum: ["Peaks of a spectrum", "m/z:intensity, e.g. 91.05:100 65.04:23"],
+  string: ["Input string", "a word, a code or a sequence"],
 };
 const NAMED = 8; // the most columns that are all listed
 const RULES = {
