@@ -100,6 +100,49 @@ def test_predict_is_the_search(client, model):
         assert all(-1 <= hit["cosine"] <= 1 for hit in result["hits"])
 
 
+class TestPossibleCandidates:
+    """Only candidates that meet conditions on their columns."""
+
+    cells = {"mass": [f"{10 * i}.5" for i in range(len(MOLECULES))], "formula": ["A", "B", "C"] * 4}  # noqa: RUF012
+
+    @pytest.fixture
+    @staticmethod
+    def client(model):
+        texts, psi, diag = MOLECULES, *(part for part in model.index().arrays[:2])
+        index = answers.CandidateIndex.in_memory(texts, psi, diag, cells=TestPossibleCandidates.cells)
+        return Client(model, index=index)
+
+    def test_windows_and_equal_cells(self, client):
+        assert client.get("/health").json()["candidate_columns"] == {"mass": "number", "formula": "text"}
+        asked = {"inputs": ["ethanol", "water"], "k": 12}
+        window, same = {"within": {"mass": [20, 50.5]}}, {"match": {"formula": "B"}}
+        everything, *found = client.predict(asked, asked | window, asked | same, asked | window | same)
+        possible = {2, 3, 4, 5}, {1, 4, 7, 10}, {4}
+        for answer, places in zip(found, possible, strict=True):
+            for all_of, result in zip(everything.json()["results"], answer.json()["results"], strict=True):
+                expected = [hit["index"] for hit in all_of["hits"] if hit["index"] in places]
+                assert [hit["index"] for hit in result["hits"]] == expected
+                assert [hit["rank"] for hit in result["hits"]] == list(range(1, len(expected) + 1))
+                assert all(hit["cells"]["formula"] == "ABC"[hit["index"] % 3] for hit in result["hits"])
+
+    def test_no_candidate_is_possible(self, client):
+        answer = client.predict({"inputs": ["ethanol"], "within": {"mass": [1000, 2000]}}).json()
+        assert answer["results"][0]["hits"] == [] and answer["results"][0]["confidence"] is None
+
+    @pytest.mark.parametrize(
+        ("condition", "words"),
+        [
+            ({"within": {"weight": [1, 2]}}, "The candidates have no column 'weight'. Their columns: mass, formula."),
+            ({"within": {"formula": [1, 2]}}, "The column 'formula' of the candidates holds no numbers."),
+            ({"within": {"mass": [1]}}, "within.mass.1: Field required."),
+            ({"within": {"mass": ["a", 1]}}, "within.mass.0"),
+            ({"match": {"formula": 3}}, "match.formula"),
+        ],
+    )
+    def test_conditions_that_make_no_sense(self, client, condition, words):
+        refused(client.predict({"inputs": ["ethanol"]} | condition), 422, words)
+
+
 @dataclass
 class Sure:
     """A calibration whose right candidates came first or second."""
