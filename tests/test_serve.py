@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dsokr import DSOKR, decoders, kernels, sketches
+from dsokr.commands.app import app as command_line
 from dsokr.commands.columns import Labels, Vector
 from dsokr.commands.library import open_index
 from dsokr.commands.predictor import Predictor
@@ -296,6 +297,14 @@ class TestExplain:
         assert client.explain("a long alcohol", "CCCO").json()["score"] != found["score"]  # by the model's own rule
         assert refused(client.explain("an acid", "C1C"), 422, "Could not parse 'C1C'")["where"] == "output"
         refused(client.explain("an acid", "C" * 101), 422, "Molecules of more than 100 atoms are not drawn. Got 101.")
+
+    def test_the_command_serves_it(self, tmp_path, monkeypatch):
+        pytest.importorskip("rdkit", reason="needs the extra chem")
+        served = []
+        monkeypatch.setattr("dsokr.serve.run", lambda app, *_, **__: served.append(app))
+        describe_molecules().save(tmp_path / "model")
+        command_line(["serve", str(tmp_path / "model")], standalone_mode=False)
+        assert "/explain" in {route.path for route in served[0].routes}
 
     def test_columns_and_labels_without_features(self):
         numbers, labels = ["0 1", "1 0", "1 1", "2 1"], ["up", "down;left", "up;left", "left"]
