@@ -59,6 +59,12 @@ def make_views(molecules: Molecules) -> ViewBatch:
     return ViewBatch(torch.from_numpy(molecules.mol2vec), molecules.morgan, molecules.morgan_flat, molecules.graphs)
 
 
+def find_encoder(name: str, folder: Path | None) -> str:
+    """The folder of a pretrained encoder among the data, or its name on the hub."""
+    local = data_folder(folder) / "encoders" / name
+    return str(local) if local.is_dir() else f"sentence-transformers/{name}"
+
+
 @dataclass(frozen=True, eq=False)
 class TextTask:
     """The data, the molecules as outputs, and the encoder that all methods share."""
@@ -71,9 +77,7 @@ class TextTask:
 
     @staticmethod
     def of(encoder: str, data: ChEBI20, folder: Path | None, device: torch.device) -> TextTask:
-        name = encoder.removesuffix(AND_WORDS)
-        local = data_folder(folder) / "encoders" / name
-        path = str(local) if local.is_dir() else f"sentence-transformers/{name}"
+        path = find_encoder(encoder.removesuffix(AND_WORDS), folder)
         return TextTask(data, make_views(data.molecules), encoder, path, device)
 
     def network(self, rate: float) -> TextEncoder | WordBag:

@@ -5,9 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from dsokr.commands.predictor import Predictor
 from dsokr.errors import InputError
+from dsokr.explain import Colored, Explanation, Reasons
 from dsokr.index import CandidateIndex
 
 DIM = 4
@@ -60,6 +63,27 @@ class HandMade:
     def index(self, texts: list[str] = MOLECULES) -> CandidateIndex:
         psi = torch.randn(len(texts), DIM, generator=torch.Generator().manual_seed(1))
         return CandidateIndex.in_memory(texts, psi, psi.square().sum(1), NAMES if texts is MOLECULES else None)
+
+
+def reason_by_letters(input: str, output: str, rule: str) -> Reasons:
+    """Every letter contributes its position, the second half of them against."""
+    given, found = (np.linspace(1, -1, len(cell)) for cell in (input, output))
+    why = Explanation(found.sum() + 0.5, found, np.arange(len(found)), 0.5)
+    return Reasons(why, Colored(output, found, ""), Colored(input, given, ""))
+
+
+def describe_molecules() -> Predictor:
+    """A model from words to molecules."""
+    from dsokr import DSOKR, kernels
+    from dsokr.commands.columns import Molecule, Text
+    from dsokr.decoders import Candidates
+    from dsokr.regressors import KernelRidge
+
+    ends, sizes = {"alcohol": "O", "amine": "N", "acid": "C(=O)O", "alkane": "C"}, {"short": "CC", "long": "CCCCC"}
+    pairs = {f"a {size} {name}": start + end for name, end in ends.items() for size, start in sizes.items()}
+    kernel = kernels.WeisfeilerLehman(1)
+    model = DSOKR(kernel, regressor=KernelRidge(), decoder=Candidates("kernel"), random_state=0)
+    return Predictor.fit(model, Text(), Molecule(as_graph=True), list(pairs), list(pairs.values()))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from dsokr import __version__, chem, metrics
-from dsokr.commands import Predictor, app, columns, evaluate, fit, predict
+from dsokr.commands import Predictor, app, columns, evaluate, fit, library, predict
 from dsokr.commands.options import FitOptions
 from dsokr.commands.predictor import Pairs
 from dsokr.commands.tables import Problems, Table
@@ -216,7 +216,7 @@ def test_ranking_a_library(dsokr, fitted, folder, inputs, tmp_path, smiles, monk
     assert page.count("<svg") == 2 * 3 and page.count("carbon</span>") == 3
     scores = predictor.rank(texts, smiles, 3, "cosine").scores.flatten().tolist()
     assert all(f"Score {score:.4g}" in page for score in scores)
-    monkeypatch.setattr(predict, "BLOCK", 7)
+    monkeypatch.setattr(library, "BLOCK", 7)
     dsokr(*arguments, "--out", tmp_path / "blocks.csv")
     assert (tmp_path / "ranked.csv").read_text() == (tmp_path / "blocks.csv").read_text()
     for rule in ("kernel", "projected", "cosine"):
@@ -250,7 +250,7 @@ def test_a_molecule_written_in_two_ways_is_one_candidate(dsokr, fitted, inputs, 
     candidates = tmp_path / "library.smi"
     candidates.write_text("CCO ethanol\nOCC again\nC(O)C again\nCC ethane\nC(C)O again\n")
     for size in (2, 100):
-        monkeypatch.setattr(predict, "BLOCK", size)
+        monkeypatch.setattr(library, "BLOCK", size)
         done = dsokr("rank", fitted, inputs, "--candidates", candidates, "--out", tmp_path / "r.csv")
         assert "2 candidates (3 listed again, counted once) ranked" in done.stdout
         found = {(row["prediction"], row["name"]) for row in read(tmp_path / "r.csv")}
@@ -267,7 +267,7 @@ BAD = [row for row, cell in enumerate(REPEATED, start=2) if cell in ("", "C1CC")
 def test_bad_candidates_that_repeat_are_skipped_and_good_ones_count_once(
     dsokr, fitted, inputs, tmp_path, monkeypatch, size
 ):
-    monkeypatch.setattr(predict, "BLOCK", size)
+    monkeypatch.setattr(library, "BLOCK", size)
     candidates = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
     done = dsokr("rank", fitted, inputs, "--candidates", candidates, *SKIP, "--out", tmp_path / "r.csv")
     assert "3 candidates (3 listed again, counted once) ranked" in done.stdout
@@ -285,7 +285,7 @@ def test_candidates_that_repeat_after_an_interruption(dsokr, fitted, tmp_path, m
     candidates = write(tmp_path / "library.csv", ["id", "smiles"], enumerate(REPEATED))
     arguments = ("embed", fitted, candidates, *SKIP, "--json", "--out")
     whole = json.loads(dsokr(*arguments, tmp_path / "whole").stdout)
-    monkeypatch.setattr(predict, "BLOCK", 2)
+    monkeypatch.setattr(library, "BLOCK", 2)
     read, calls = columns.Kind.read, []
 
     def interrupted(kind, cells, kernel):
@@ -339,7 +339,7 @@ def test_candidates_in_a_table_and_in_an_index(dsokr, fitted, folder, inputs, tm
     assert "library.idx is a folder. Name a file." in done.stderr
     done = dsokr("embed", fitted, folder / "library.smi", "--out", tmp_path / "flat", "--kind", "flat", expect=1)
     assert "kind must be one of" in done.stderr
-    assert len(predict.open_index(Predictor.load(fitted, "cpu"), index)) == 80
+    assert len(library.open_index(Predictor.load(fitted, "cpu"), index)) == 80
 
 
 def test_numbers_of_candidates_are_written_in_any_way(dsokr, folder, tmp_path):
@@ -484,8 +484,8 @@ def test_tiny_scores_are_told_apart(fitted, folder, smiles, monkeypatch):
     expected = evaluate.rank_truth(predictor, z, smiles[60:], pool)
     assert evaluate.rank_truth(predictor, 1e-20 * z, smiles[60:], pool) == pytest.approx(expected)
     best = predictor.among(smiles).top(z, 10, "cosine").indices
-    monkeypatch.setattr(predict, "BLOCK", 7)
-    source = predict.Library(predictor, folder / "library.smi", None, Problems())
+    monkeypatch.setattr(library, "BLOCK", 7)
+    source = library.Library(predictor, folder / "library.smi", None, Problems())
     found = predict.rank_library(source, 1e-20 * z, 10, "cosine", say=lambda *_, **__: None)
     assert [[cell for cell, _, _ in hits] for hits in found] == [[smiles[i] for i in row] for row in best]
 

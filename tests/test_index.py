@@ -16,7 +16,7 @@ import torch
 
 import implementations
 from dsokr import DSOKR, kernels, sketch_basis, sketches
-from dsokr.commands import predict
+from dsokr.commands import library
 from dsokr.commands.app import app
 from dsokr.commands.columns import String, Vector
 from dsokr.commands.predictor import Predictor
@@ -385,7 +385,7 @@ class TestOpen:
             CandidateIndex.open(tmp_path)
 
     @pytest.mark.parametrize(
-        "text", ["{", "[]", "{}", '{"format": 2}', '{"format": 2, "model": "m", "dim": 1, "x": 0}']
+        "text", ["{", "[]", "{}", '{"format": 3}', '{"format": 3, "model": "m", "dim": 1, "x": 0}']
     )
     def test_a_damaged_head(self, tmp_path, text):
         (tmp_path / "index.json").write_text(text)
@@ -652,7 +652,7 @@ class TestCommands:
 
     def test_embed_resumes_after_ctrl_c(self, tmp_path, embed, monkeypatch):
         assert embed("whole")[0] == 0
-        monkeypatch.setattr(predict, "BLOCK", 7)
+        monkeypatch.setattr(library, "BLOCK", 7)
         read, seen = String.read, []
 
         def interrupted(kind, cells, kernel):

@@ -4,11 +4,14 @@ import csv
 import io
 import shutil
 import warnings
+from functools import partial
 
 import pytest
 
 from dsokr.commands.app import app
-from serving import MOLECULES, HandMade, Kind, running
+from dsokr.commands.predict import open_index
+from dsokr.commands.reasons import explain_answer
+from serving import MOLECULES, HandMade, Kind, describe_molecules, reason_by_letters, running
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
@@ -29,8 +32,8 @@ def browser():
         opened.close()
 
 
-def serving(model, texts=MOLECULES, examples=("an alcohol", "a ring")):
-    with running(create_app(model, model.index(texts), examples=examples)) as (address, _):
+def serving(model, texts=MOLECULES, examples=("an alcohol", "a ring"), reason=None):
+    with running(create_app(model, model.index(texts), examples=examples, reason=reason)) as (address, _):
         yield address
 
 
@@ -48,7 +51,7 @@ def address(model):
 def words():
     """A server whose outputs are no molecules."""
     model = HandMade(input=Kind("vector", mean=(0.0, 0.0)), output=Kind("string"))
-    yield from serving(model, texts=["red", "green", "<b>blue</b>"])
+    yield from serving(model, texts=["red", "green", "<b>blue</b>"], reason=reason_by_letters)
 
 
 LARGE = "CC(O)" * 42
@@ -68,7 +71,16 @@ def snow():
 def colours():
     """A server whose prediction is one of the candidates, in other words."""
     model = HandMade(output=Kind("string"), answer="GREEN", searches=True)
-    yield from serving(model, texts=["red", "green", "blue"])
+    yield from serving(model, texts=["red", "green", "blue"], reason=reason_by_letters)
+
+
+@pytest.fixture(scope="module")
+def alcohols():
+    """A server from words to molecules that explains its answers."""
+    model = describe_molecules()
+    app = create_app(model, open_index(model, None), reason=partial(explain_answer, model))
+    with running(app) as (address, _):
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -427,6 +439,52 @@ def test_a_prediction_that_takes_too_long(page, colours):
     assert sorted(page.locator("#hits code").all_inner_texts()) == ["blue", "green", "red"]
     assert page.locator("#own").is_hidden()
     page.complaints.clear()
+
+
+def test_why_atoms_and_words(page, alcohols):
+    opened(page, alcohols, "?q=a+long+alcohol&k=3")
+    page.wait_for_selector(".hit")
+    first = page.locator(".hit").first
+    plain = first.locator("img").evaluate("img => img.src")
+    why = first.get_by_role("button", name="Why does number 1 have this score?")
+    why.click()
+    first.locator(".why span").first.wait_for()
+    assert first.locator(".why span").all_inner_texts() == ["a", "long", "alcohol"]
+    colours = first.locator(".why span").evaluate_all("all => all.map((e) => e.style.background)")
+    assert "rgb(89, 153, 255)" in colours and len(set(colours)) == 3
+    assert "orange against. The contributions add up to" in first.locator(".why .quiet").inner_text()
+    assert first.locator("img").get_attribute("src").startswith("blob:")
+    assert why.get_attribute("aria-expanded") == "true"
+    until(page, "(i => i.complete && i.naturalWidth > 0)(document.querySelector('.hit img'))")
+    why.click()
+    assert first.locator(".why").is_hidden() and first.locator("img").evaluate("img => img.src") == plain
+    page.route("**/explain", lambda route: route.abort())  # it need not ask again
+    why.click()
+    assert first.locator(".why").is_visible()
+    page.locator(".hit").nth(1).locator(".ask-why").click()
+    page.get_by_text("The server does not answer.").wait_for()
+    page.complaints.clear()
+
+
+def test_why_letters_and_a_refusal(page, words, colours, address):
+    opened(page, words, "?q=1 2")
+    page.wait_for_selector("#hits .hit")
+    card = page.locator("#hits .hit", has_text="<b>")
+    card.locator(".ask-why").click()
+    card.locator(".why p").nth(1).wait_for()
+    assert card.locator(".why p").all_inner_texts()[:2] == ["1.0;2.0", "<b>blue</b>"]  # written, never HTML
+    opened(page, colours, "?q=any")
+    page.wait_for_selector("#hits .hit")
+    page.route(
+        "**/explain",
+        lambda route: route.fulfill(status=422, json={"error": "output: Nothing can be left out.", "where": "output"}),
+    )
+    page.get_by_role("button", name="Why does the prediction have this score?").click()
+    page.get_by_text("Nothing can be left out.", exact=True).wait_for()
+    page.complaints.clear()  # the browser notes a refusal by itself
+    opened(page, address, "?q=any")
+    page.wait_for_selector(".hit")
+    assert not page.locator(".ask-why").count()
 
 
 @pytest.mark.parametrize("width", [320, 375])

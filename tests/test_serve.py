@@ -7,18 +7,21 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
 from dsokr import DSOKR, decoders, kernels, sketches
 from dsokr.commands.columns import Labels, Vector
-from dsokr.commands.predict import open_index
+from dsokr.commands.library import open_index
 from dsokr.commands.predictor import Predictor
+from dsokr.commands.reasons import explain_answer
 from dsokr.conformal import Calibration
-from dsokr.errors import InputError
+from dsokr.errors import InputError, UndefinedAt
+from dsokr.explain import explain, explain_input
 from dsokr.regressors import KernelRidge
-from serving import DIM, MOLECULES, HandMade, Kind, running
+from serving import DIM, MOLECULES, HandMade, Kind, describe_molecules, reason_by_letters, running
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
@@ -37,8 +40,8 @@ JSON = {"Content-Type": "application/json"}
 class Client:
     """Asks an application in this process, within its lifespan."""
 
-    def __init__(self, model, limits=Limits(), texts=MOLECULES, hosts=(), index=None):  # noqa: B008 # frozen
-        self.app = create_app(model, index or model.index(texts), limits, hosts=hosts)
+    def __init__(self, model, limits=Limits(), texts=MOLECULES, hosts=(), index=None, reason=None):  # noqa: B008 # frozen
+        self.app = create_app(model, index or model.index(texts), limits, hosts=hosts, reason=reason)
 
     def __call__(self, method, url, **options):
         return self.together([(method, url, options)])[0]
@@ -60,6 +63,9 @@ class Client:
         contents = [body if isinstance(body, str | bytes) else json.dumps(body) for body in bodies]
         found = self.together([("POST", "/predict", {"content": content, "headers": JSON}) for content in contents])
         return found[0] if len(bodies) == 1 else found
+
+    def explain(self, input, output, **options):
+        return self("POST", "/explain", json={"input": input, "output": output, **options})
 
 
 @pytest.fixture
@@ -227,6 +233,76 @@ def test_a_slow_search_for_an_answer_is_given_up_and_keeps_nobody_waiting(model,
     assert all(answer.status_code == 200 and answer.json()["milliseconds"] < 300 for answer in others)
     release.set()
     assert decoded == [1]  # the other nine are not begun
+
+
+class TestExplain:
+    def test_atoms_and_words(self):
+        pytest.importorskip("rdkit", reason="needs the extra chem")
+        predictor = describe_molecules()
+        client = Client(predictor, index=open_index(predictor, None), reason=partial(explain_answer, predictor))
+        assert client.get("/health").json()["explains"] is True
+        y, found = predictor.output.parse(["CCCO"]), client.explain("a long alcohol", "CCCO", rule="cosine").json()
+        [why] = explain(predictor.model, ["a long alcohol"], y, rule="cosine")
+        words = explain_input(predictor.model, "a long alcohol", y[0], rule="cosine")
+        atoms, given = ([part["contribution"] for part in found[name]["parts"]] for name in ("output", "input"))
+        assert found["exact"] and sum(atoms) + found["constant"] == pytest.approx(found["score"])
+        assert found["score"] == pytest.approx(why.score) and atoms == pytest.approx(why.contributions)
+        assert given == pytest.approx(words.contributions)
+        assert [part["text"] for part in found["input"]["parts"]] == ["a", "long", "alcohol"]
+        assert found["output"]["drawing"].startswith("<svg") and "rgb(89, 153, 255)" in str(found["input"])
+        assert client.explain("a long alcohol", "CCCO").json()["score"] != found["score"]  # by the model's own rule
+        assert refused(client.explain("an acid", "C1C"), 422, "Could not parse 'C1C'")["where"] == "output"
+        refused(client.explain("an acid", "C" * 101), 422, "Molecules of more than 100 atoms are not drawn. Got 101.")
+
+    def test_columns_and_labels_without_features(self):
+        numbers, labels = ["0 1", "1 0", "1 1", "2 1"], ["up", "down;left", "up;left", "left"]
+        model = DSOKR(kernels.Tanimoto(), regressor=KernelRidge(), decoder=decoders.Candidates("kernel"))
+        predictor = Predictor.fit(model, Vector(("a", "b")), Labels(), numbers, labels)
+        client = Client(predictor, index=open_index(predictor, None), reason=partial(explain_answer, predictor))
+        found = client.explain([1, 0], "left;down").json()
+        assert not found["exact"] and found["constant"] is None and found["output"]["drawing"] == ""
+        assert [part["text"] for part in found["input"]["parts"]] == ["a 1", "b 0"]
+        assert {part["text"] for part in found["output"]["parts"]} == {"down", "left"}
+        assert refused(client.explain([1, 0], "right"), 422, "no label 'right'")["where"] == "output"
+        assert refused(client.explain([1], "up"), 422, "at least 2 items")["where"] == "input"
+
+    def test_refusals(self, model, client):
+        def cannot(*_):
+            raise InputError("Nothing can be left out of outputs of type tuple.")
+
+        assert client.get("/health").json()["explains"] is False
+        refused(client.explain("a", "C"), 404)
+        refused(Client(model, reason=cannot).explain("a", "C"), 422, "Nothing can be left out")
+
+        def undefined(*_):
+            raise UndefinedAt(0, "Graph", "it has no edge")
+
+        refused(
+            Client(model, reason=undefined).explain("a", "C"), 422, "cannot be explained: Graph at index 0: it has no"
+        )
+        able = Client(model, reason=reason_by_letters)
+        assert able.explain("a" * 500, "C").status_code == able.explain("a b " * 250, "C").status_code == 200
+        refused(able.explain("a" * 501, "C"), 422, "more than 500 words or letters are not explained. Got 501.")
+        assert refused(able.explain("bad", "C"), 422, "'bad' cannot be read.")["where"] == "input"
+        assert refused(able.explain("a", "C", rule="best"), 422)["where"] == "rule"
+        pictures = Client(HandMade(input=Kind("image")), reason=reason_by_letters)
+        refused(pictures.explain("/etc/passwd", "C"), 404)
+
+    def test_a_slow_one_keeps_nobody_waiting(self, model):
+        release = threading.Event()
+
+        def slow(*pair):
+            release.wait(5)
+            return reason_by_letters(*pair)
+
+        client = Client(model, Limits(seconds=0.3), reason=slow)
+        pair, asked = {"input": "a", "output": "C"}, {"inputs": ["a"]}
+        requests = [("POST", "/explain", {"json": pair})] * 2 + [("POST", "/predict", {"json": asked})] * 3
+        *late, first, second, third = client.together(requests)
+        release.set()
+        for answer in late:
+            refused(answer, 504, "took too long")
+        assert first.status_code == second.status_code == third.status_code == 200
 
 
 def test_pictures_are_paths_on_the_server_and_not_taken():
@@ -631,7 +707,14 @@ def any_text_is_good() -> HandMade:
 
 
 schema = schemathesis.openapi.from_asgi(
-    "/openapi.json", create_app(any_text_is_good(), HandMade().index(), Limits(text=40, inputs=3), hosts=["testserver"])
+    "/openapi.json",
+    create_app(
+        any_text_is_good(),
+        HandMade().index(),
+        Limits(text=40, inputs=3),
+        hosts=["testserver"],
+        reason=reason_by_letters,
+    ),
 )
 
 

@@ -8,6 +8,7 @@ neighbour that can give up its only hydrogen (nitro groups, azides, isonitriles 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -286,15 +287,21 @@ def _draw_grid(canvas: Any, molecules: Items, legends: Legends, columns: int, si
 
 def _place_atoms(item: Graph | str) -> Any:
     with BlockLogs():
-        mol = _parse(item) if isinstance(item, str) else _build_mol(item)
+        mol = Chem.Mol(_parse(item)) if isinstance(item, str) else _build_mol(item)
         Chem.Kekulize(mol, clearAromaticFlags=True)  # aromatic bonds would be dashed
         Chem.FastFindRings(mol)  # rings decide on which side of a double bond its second line is drawn
         rdDepictor.Compute2DCoords(mol)
         return mol
 
 
+@lru_cache(2**13)  # several things are asked of one molecule, and parsing takes longest
+def _read(text: str) -> Any:
+    return Chem.MolFromSmiles(text)
+
+
 def _parse(text: str, where: str = "") -> Any:
-    mol = Chem.MolFromSmiles(text) if isinstance(text, str) and text.strip() else None
+    """Return the RDKit molecule of a SMILES string, which others may hold, too: it must stay unchanged."""
+    mol = _read(text) if isinstance(text, str) and text.strip() else None
     if mol is None:
         raise InputError(f"Could not parse {text!r}{where} as a molecule.")
     return mol

@@ -17,6 +17,7 @@ from dsokr import decoders, kernels, losses, regressors, sketches
 from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.compute import resolve_device
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose_decoder
+from dsokr.decoders.pools import as_pools
 from dsokr.errors import InputError, check_k
 from dsokr.kernels import Kernel
 from dsokr.kernels.molecules import suit_texts
@@ -209,10 +210,17 @@ class DSOKR(MadeOfParts):
         z = self.coefficients(X)
         return score(z, *self._embed(candidates).coordinates(), self.decoder_.scoring_rule())
 
-    def rank(self, X: Any, candidates: Any = None, k: int = 10) -> Ranking:
-        """The k best candidates for every input, best first: positions in ``candidates`` and scores."""
-        k, z = check_k(k), self.coefficients(X)
-        return self._embed(candidates).top(z, k, self.decoder_.scoring_rule())
+    def rank(self, X: Any, candidates: Any = None, k: int = 10, allowed: Any = None) -> Ranking:
+        """The k best candidates for every input, best first: positions in ``candidates`` and scores.
+
+        ``allowed`` says which candidates each input may have: positions for every input, a mask (n, c), sparse or not,
+        or a function of an input's number that gives positions. Where these are fewer than k, the rest has position −1
+        and score −∞.
+        """
+        k, z, known, rule = check_k(k), self.coefficients(X), self._embed(candidates), self.decoder_.scoring_rule()
+        if allowed is None:
+            return known.top(z, k, rule)
+        return known.top_of(z, as_pools(allowed, len(z), len(known)), k, rule)
 
     def predict(self, X: Any) -> Any:
         """One output per input, in the form in which ``fit`` got them: an array, CSR for sparse rows, a data frame."""

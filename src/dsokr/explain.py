@@ -229,11 +229,40 @@ class Case(NamedTuple):
     answers: Sequence[Answer]
 
 
+class Colored(NamedTuple):
+    """An input or an output, to be shown with its parts on the colours of their contributions."""
+
+    parts: Sequence[str]  # words, letters, labels, columns; of a drawing, the numbers of atoms
+    contributions: np.ndarray  # (parts,)
+    between: str = " "
+    drawing: str = ""  # SVG
+
+    def html(self) -> Markup:
+        return Markup(self.drawing) if self.drawing else paint_text(*self[:3])
+
+
+class Reasons(NamedTuple):
+    """Why an output has its score for an input, and how to show both."""
+
+    why: Explanation
+    output: Colored
+    input: Colored | None  # None if it has no parts that could be left out
+
+
 def _mix_colors(contributions: np.ndarray) -> np.ndarray:  # (n,) -> (n, 3), from 0 to 1
     """White for 0, the colours ``FOR`` and ``AGAINST`` for the largest contribution by absolute value."""
     strength = np.abs(contributions) / max(np.abs(contributions).max(initial=0), np.finfo(float).tiny)
     full = np.where(contributions[:, None] > 0, FOR, AGAINST)
     return 1 - strength[:, None] * (1 - full)
+
+
+def name_colors(contributions: np.ndarray) -> list[str]:
+    """Return the colours of contributions as CSS writes them.
+
+    >>> name_colors(np.array([0.5, 0.0]))
+    ['rgb(89, 153, 255)', 'rgb(255, 255, 255)']
+    """
+    return [f"rgb{tuple(color)}" for color in np.rint(255 * _mix_colors(contributions)).astype(int).tolist()]
 
 
 def paint_text(parts: Sequence[str], contributions: np.ndarray, between: str = " ") -> Markup:
@@ -244,8 +273,7 @@ def paint_text(parts: Sequence[str], contributions: np.ndarray, between: str = "
     """
     if len(parts) != len(contributions):
         raise InputError(f"Every part needs a contribution. Got {len(parts)} and {len(contributions)}.")
-    colors = (", ".join(map(str, color)) for color in np.rint(255 * _mix_colors(contributions)).astype(int))
-    span = Markup('<span style="background: rgb({})" title="{:+.3g}">{}</span>')
+    span, colors = Markup('<span style="background: {}" title="{:+.3g}">{}</span>'), name_colors(contributions)
     return Markup(between).join(span.format(*one) for one in zip(colors, contributions, parts, strict=True))
 
 

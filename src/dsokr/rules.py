@@ -117,9 +117,9 @@ def sort_keys(scores: Tensor) -> Tensor:  # (n, c) float64
     return Ties.of(scores).keys(scores)
 
 
-def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
+def largest(scores: Tensor, k: int, ties: Ties | None = None) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
     """The k largest scores of every row with their columns, best first; of tied ones the first."""
-    keys = sort_keys(scores)
+    keys = (ties or Ties.of(scores)).keys(scores)
     least = keys.topk(k, dim=1).values[:, -1:]
     above, equal = keys > least, keys == least
     chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.metadata import Distribution, requires, version
 from pathlib import Path
@@ -91,7 +92,7 @@ _add_command("rank", "predict.predict", options.RankOptions)
 _add_command("calibrate", "guarantee.calibrate", options.CalibrateOptions)
 _add_command("evaluate", "evaluate.evaluate_table", options.EvaluateOptions)
 _add_command("report", "evaluate.report", options.ReportOptions)
-_add_command("embed", "predict.embed", options.EmbedOptions)
+_add_command("embed", "library.embed", options.EmbedOptions)
 
 
 @app.command()
@@ -108,8 +109,9 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Show the model as a web page: type an input, see the best candidates. It contacts no other host."""
-    from dsokr.commands.predict import open_index
+    from dsokr.commands.library import open_index
     from dsokr.commands.predictor import Predictor
+    from dsokr.commands.reasons import explain_answer
     from dsokr.serve import Limits, create_app, run
 
     limits = Limits(seconds=timeout, k=most)
@@ -118,7 +120,9 @@ def serve(
         predictor.decode(predictor.among(None).coordinates()[0][:1])  # compiles the search before the first request
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
         hosts = [host, *(allowed or [])]
-        run(create_app(predictor, open_index(predictor, index), limits, examples, hosts), host, port, say=say)
+        reason = partial(explain_answer, predictor)
+        served = create_app(predictor, open_index(predictor, index), limits, examples, hosts, reason)
+        run(served, host, port, say=say)
 
 
 @app.command()

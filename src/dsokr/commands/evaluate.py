@@ -1,10 +1,12 @@
 """How good a predictor is: in numbers that suit the kind of its outputs, in words, and as an HTML report."""
 
+from __future__ import annotations
+
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -16,16 +18,20 @@ from dsokr.commands.cells import count_of, parse_numbers, shorten
 from dsokr.commands.columns import Image, Labels, Molecule, Ranking, String, Vector
 from dsokr.commands.guarantee import check_promises
 from dsokr.commands.kinds import Kind
+from dsokr.commands.library import Library
 from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
-from dsokr.commands.predict import Library
+from dsokr.commands.possible import Possible, complete
 from dsokr.commands.predictor import Pairs, Predictor, read_pairs
 from dsokr.commands.reasons import check_page
 from dsokr.commands.tables import Problems, Table
+from dsokr.decoders.pools import size_of
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.files import replace_file
+from dsokr.index import Columns, Condition
 from dsokr.metrics import edit_distance, exact_match, f1, kendall_tau, levenshtein, retrieval_of
 from dsokr.outputs import take
 
+POOLS = {"1": (1, 1), "2-9": (2, 9), "10-99": (10, 99), "100+": (100, math.inf)}  # numbers of possible candidates
 EDITED_ATOMS = 10  # molecules up to this size are compared by their exact edit distance
 EXAMPLES = 8  # pairs shown in a report
 SHOWN = 4  # answers for every example
@@ -39,9 +45,11 @@ MEANING = {
     "kendall_tau": "agreement of predicted and true rankings (1 is the same order, -1 the opposite)",
     "edits": "characters to insert, delete or replace to get from a prediction to the truth, on average",
     "hits@1": "share of inputs for which the right answer comes first",
-    "hits@10": "share of inputs for which the right answer is among the first ten",
+    **{f"hits@{k}": f"share of inputs for which the right answer is among the first {k}" for k in (5, 10, 20)},
     "mrr": "mean of 1 / rank of the right answer (0 where it is not among the candidates)",
     "mean_rank": "mean rank of the right answer, where it is among the candidates",
+    "inputs": "number of inputs",
+    "possible": "candidates that are possible for an input, on average; inputs with one alone do not count",
     "candidates": "number of different candidates that the right answer was ranked among",
     "known": "share of right answers that were trained on; all others are among the candidates, too",
     "listed": "share of right answers that are among the candidates; the others count as not found",
@@ -54,59 +62,133 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     """Compare predictions with the right answers of a table."""
     if options.candidates is None and options.candidates_column is not None:
         raise InputError("--candidates-column is about candidates. Name them with --candidates.")
-    predictor = Predictor.load(options.model, options.device)
-    pairs, candidates = read_test(predictor, options.test, problems), None
+    predictor, possible = Predictor.load(options.model, options.device), Possible(options)
+    (pairs, conditions), listed = read_test(predictor, options.test, problems, possible), None
     if options.candidates is not None:
-        library = Library(predictor, options.candidates, options.candidates_column, problems)
-        candidates = [cell for cells, *_ in library.blocks() for cell in cells]
-    metrics = evaluate(predictor, pairs, candidates)
+        wanted = possible.columns
+        library = Library(predictor, options.candidates, options.candidates_column, problems, wanted)
+        blocks = list(library.blocks())
+        cells = [cell for block in blocks for cell in block.cells]
+        listed = Listing(cells, {name: [cell for block in blocks for cell in block.columns[name]] for name in wanted})
+    metrics = evaluate(predictor, pairs, listed, conditions)
     table = rich.table.Table("metric", "value", "what it means")
     for row in list_metrics(metrics):
         table.add_row(*row)
     facts = {"n": len(pairs), "skipped": len(problems.found), "metrics": metrics}
     texts = [table, summarize(metrics, len(pairs))]
-    if predictor.sure is not None and candidates is None:
+    if predictor.sure is not None and listed is None and not conditions:
         facts["promises"] = promises = check_promises(predictor, pairs)
         texts += [test["text"] for test in promises["coverage"]]
         texts.append(f"Confidence is off by {promises['calibration_error']:.3f} on average.")
     return Result(facts, texts)
 
 
-def read_test(predictor: Predictor, path: Path, problems: Problems) -> Pairs:
-    """Read the pairs of a table that has the columns of training."""
-    input, output = predictor.input, predictor.output
-    rows = Table(path).read(problems, [*input.columns, *output.columns])
-    return read_pairs(rows, input, output, predictor.basis.kernel, problems)
+class Listing(NamedTuple):
+    """Candidates, and cells of further columns."""
+
+    cells: Sequence[str]
+    columns: Mapping[str, list[str]]
+
+    def distinct(self, predictor: Predictor) -> tuple[dict[str, str], Listing]:
+        """The first candidate of every meaning, by its key, and the same as a listing."""
+        first: dict[str, int] = {}
+        for at, cell in enumerate(self.cells):
+            first.setdefault(predictor.output.key(cell), at)
+        places = list(first.values())
+        columns = {name: take(cells, places) for name, cells in self.columns.items()}
+        return {key: self.cells[at] for key, at in first.items()}, Listing(take(self.cells, places), columns)
 
 
-def evaluate(predictor: Predictor, pairs: Pairs, candidates: Sequence[str] | None = None) -> dict[str, float]:
+def read_test(
+    predictor: Predictor, path: Path, problems: Problems, possible: Possible
+) -> tuple[Pairs, list[Condition]]:
+    """Read the pairs of a table that has the columns of training, and what candidates of each must have."""
+    input, output, table = predictor.input, predictor.output, Table(path)
+    rows = table.read(problems, [*input.columns, *output.columns, *possible.names(table)])
+    conditions = possible.compute(rows, problems)
+    pairs = read_pairs(rows, input, output, predictor.basis.kernel, problems)
+    usable = [at for at, row in enumerate(pairs.rows) if (str(path), row) not in problems.found]
+    if not usable:
+        raise table.unusable(problems)
+    place = {row: at for at, row in enumerate(rows.numbers)}
+    at = [place[pairs.rows[one]] for one in usable]
+    return pairs.take(usable), [condition.take(at) for condition in conditions]
+
+
+def evaluate(
+    predictor: Predictor, pairs: Pairs, listed: Listing | None = None, conditions: Sequence[Condition] = ()
+) -> dict[str, float]:
     """Compute the metrics of the first answers. Undefined ones are left out.
 
     With candidates the answers are the best of them, and the right ones are ranked among them; one that is not in the
     list is not found. Without, answers are those of the decoder; molecules are also ranked, and, where the decoder
-    picks from a list, picked, among the known outputs and all the right answers. Ties count as in
-    :func:`dsokr.metrics.retrieval`.
+    picks from a list, picked, among the known outputs and all the right answers. With conditions, only candidates that
+    meet them count. Ties count as in :func:`dsokr.metrics.retrieval`.
     """
     z, true, metrics = predictor.model.coefficients(pairs.X), pairs.outputs, {}
-    is_ranked = candidates is not None or isinstance(predictor.output, Molecule)
+    is_ranked = listed is not None or isinstance(predictor.output, Molecule)
+    if conditions and not is_ranked:
+        raise InputError("--match and --within are about candidates. Name them with --candidates.")
     if is_ranked:
-        listed = by_meaning(predictor, predictor.known if candidates is None else candidates)
-        pool = listed | by_meaning(predictor, true) if candidates is None else listed
-        found = listed if candidates is not None else by_meaning(predictor, predictor.trained)
-        share = sum(predictor.output.key(cell) in found for cell in true) / len(true)
-        metrics = rank_truth(predictor, z, true, pool) | {"known" if candidates is None else "listed": share}
-    if is_ranked and (candidates is not None or not predictor.searches):
-        best = predictor.among(list(pool.values())).top(z, 1, predictor.rule).indices[:, 0]
+        known = by_meaning(predictor, predictor.known if listed is None else listed.cells)
+        pool = known | by_meaning(predictor, true) if listed is None else known
+        there = known if listed is not None else by_meaning(predictor, predictor.trained)
+        share = sum(predictor.output.key(cell) in there for cell in true) / len(true)
+        metrics = {"known" if listed is None else "listed": share}
+    if conditions:
+        cells = Listing(list(pool.values()), {}) if listed is None else listed.distinct(predictor)[1]
+        found, best = rank_possible(predictor, z, true, pool, cells, conditions)
+        answered = [at for at, place in enumerate(best) if place >= 0]
+        answers = [cells.cells[best[at]] for at in answered]
+        return (_compare(predictor, answers, take(true, answered)) if answered else {}) | found | metrics
+    if is_ranked:
+        metrics = rank_truth(predictor, z, true, pool) | metrics
+    if is_ranked and (listed is not None or not predictor.searches):
+        best = predictor.among(list(pool.values())).top(z, 1, predictor.rule).indices[:, 0].tolist()
         return _compare(predictor, take(list(pool.values()), best), true) | metrics
     return _compare(predictor, predictor.decode(z)[0], true) | metrics
 
 
 def by_meaning(predictor: Predictor, cells: Iterable[str]) -> dict[str, str]:
     """Return the first cell of every meaning, by its key."""
-    found: dict[str, str] = {}
-    for cell in cells:
-        found.setdefault(predictor.output.key(cell), cell)
-    return found
+    return Listing(list(cells), {}).distinct(predictor)[0]
+
+
+def find_truth(predictor: Predictor, true: Sequence[str], pool: Mapping[str, str]) -> Tensor:  # (n,)
+    """The places of the right answers in a pool of distinct candidates, −1 for those that are not there."""
+    place = {key: at for at, key in enumerate(pool)}
+    return torch.tensor([place.get(predictor.output.key(cell), -1) for cell in true])
+
+
+def rank_possible(
+    predictor: Predictor,
+    z: Tensor,
+    true: Sequence[str],
+    pool: Mapping[str, str],
+    listed: Listing,
+    conditions: Sequence[Condition],
+) -> tuple[dict[str, float], list[int]]:
+    """Rank the right answers among the candidates that are possible for each: metrics, also by the number of these.
+
+    The overall ones are those of inputs with two candidates or more. Returned are also the places of the best
+    candidates, −1 where none is possible.
+    """
+    columns = complete(predictor.output, listed.cells, listed.columns)
+    pools = Columns.of(columns).find(conditions)
+    candidates, truth = predictor.among(listed.cells), find_truth(predictor, true, pool)
+    ranks = candidates.ranks(z, truth, predictor.rule, pools).cpu()
+    best = candidates.top_of(z, pools, 1, predictor.rule).indices[:, 0].tolist()
+    sizes = torch.tensor(list(map(size_of, pools)))
+    several = sizes > 1
+    metrics = retrieval_of(ranks[several]) if several.any() else {}
+    metrics |= {"mean_rank": ranks[several & ranks.isfinite()].mean().item(), "candidates": len(pool)}
+    metrics |= {"possible": sizes[several].double().mean().item()}
+    for name, (least, most) in POOLS.items():
+        own = ranks[(sizes >= least) & (sizes <= most)]
+        if len(own):
+            metrics |= {f"inputs {name}": len(own)}
+            metrics |= {f"hits@{k} {name}": (own <= k).double().mean().item() for k in (1, 5, 20)}
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}, best
 
 
 def rank_truth(predictor: Predictor, z: Tensor, true: Sequence[str], pool: Mapping[str, str]) -> dict[str, float]:
@@ -114,8 +196,7 @@ def rank_truth(predictor: Predictor, z: Tensor, true: Sequence[str], pool: Mappi
 
     One that is not in the pool is a miss for Hits@k, counts 0 for the reciprocal rank, and not for the mean rank.
     """
-    place = {key: at for at, key in enumerate(pool)}
-    truth = torch.tensor([place.get(predictor.output.key(cell), -1) for cell in true])
+    truth = find_truth(predictor, true, pool)
     there = truth >= 0
     ranks = torch.full((len(true),), torch.inf, dtype=torch.float64)
     if there.any():
@@ -185,6 +266,10 @@ def _summarize_ranks(metrics: dict[str, float], n: int) -> list[str]:
     else:
         share = f"{metrics['known']:.0%} of which were trained on"
         pool = f"the known outputs and the {count_of(n, 'right answer')}, {share}"
+    if "possible" in metrics:
+        few = f"{metrics['possible']:.3g} on average where there are several"
+        first = f"first for {metrics['hits@1']:.0%} of these inputs"
+        return [f"among the candidates that are possible for each input ({few}) the right answer comes {first}"]
     among = f"among {count_of(int(metrics['candidates']), 'candidate')} ({pool})"
     first = f"first for {metrics['hits@1']:.0%} of {count_of(n, 'input')}"
     said = [f"{among} the right answer comes {first} and is one of the first ten for {metrics['hits@10']:.0%}"]
@@ -196,7 +281,8 @@ def list_metrics(metrics: dict[str, float]) -> list[list[str]]:
     rows = []
     for name, value in metrics.items():
         metric, _, column = name.partition(" ")
-        meaning = f"{MEANING[metric]} of {column}" if column else MEANING[metric]
+        what = f", with {column} possible" if column in POOLS else f" of {column}" if column else ""
+        meaning = MEANING[metric] + what
         rows.append([name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", meaning])
     return rows
 
@@ -204,9 +290,12 @@ def list_metrics(metrics: dict[str, float]) -> list[list[str]]:
 def report(options: ReportOptions, problems: Problems, say: Say) -> Result:
     """Write the page again, with the results of a test if there is one."""
     check_page(options.out, "report")
-    predictor = Predictor.load(options.model, options.device)
-    test = None if options.test is None else read_test(predictor, options.test, problems)
-    write_report(predictor, options.out, str(options.model), test, "" if options.test is None else options.test.name)
+    predictor, possible = Predictor.load(options.model, options.device), Possible(options)
+    if options.test is None:
+        write_report(predictor, options.out, str(options.model))
+    else:
+        test, conditions = read_test(predictor, options.test, problems, possible)
+        write_report(predictor, options.out, str(options.model), test, options.test.name, conditions)
     return Result({"report": str(options.out)}, [f"The report: {options.out}"])
 
 
@@ -235,13 +324,21 @@ def _show_input(kind: Kind, cell: str) -> str:
     return Path(cell).name if isinstance(kind, Image) else shorten(cell, 300)
 
 
-def write_report(predictor: Predictor, path: Path, model: str, test: Pairs | None = None, file: str = "") -> None:
+def write_report(
+    predictor: Predictor,
+    path: Path,
+    model: str,
+    test: Pairs | None = None,
+    file: str = "",
+    conditions: Sequence[Condition] = (),
+) -> None:
     """Write the page, with the results of a test if there is one. ``model`` is how commands name the folder."""
     facts, results = predictor.facts, []
     if test is not None:
         title = f"On {count_of(len(test), 'test pair')} ({file})"
-        promises = check_promises(predictor, test) if predictor.sure is not None else None
-        results.append((title, len(test), evaluate(predictor, test), find_examples(predictor, test), promises))
+        promises = check_promises(predictor, test) if predictor.sure is not None and not conditions else None
+        metrics = evaluate(predictor, test, conditions=conditions)
+        results.append((title, len(test), metrics, find_examples(predictor, test), promises))
     if "validation" in facts:
         n = facts["rows"]["validation"]
         title = f"On {count_of(n, 'pair')} held out for validation"

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -106,7 +106,21 @@ class FitOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(Options):
+class PossibleOptions(Options):
+    """Which candidates each input may have."""
+
+    match: Annotated[
+        list[str] | None,
+        typer.Option(help="Only candidates with the same cell as the input: formula, or formula=COLUMN of the inputs."),
+    ] = None
+    within: Annotated[
+        list[str] | None,
+        typer.Option(help="Only those near the input: exact_mass=precursor_mz-1.00728:10ppm, or exact_mass:0.01."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(PossibleOptions):
     """Predict the outputs of a table of inputs; with candidates, rank them for each input."""
 
     model: Folder
@@ -114,6 +128,10 @@ class PredictOptions(Options):
     out: Annotated[Path, typer.Option(help="Table to write: .csv, .tsv, .jsonl or .parquet.")]
     candidates: Annotated[Path | None, CANDIDATES] = None
     candidates_column: Column = None
+    candidates_for: Annotated[
+        str | None, typer.Option(help="A column of the inputs that lists the candidates of each, separated by ;.")
+    ] = None
+    show: Annotated[str, typer.Option(help="Columns of the candidates to copy to the table, with commas.")] = ""
     top: Annotated[int | None, typer.Option(min=1, help="Candidates for each input; 10 by default.")] = None
     rule: Rule = None
     coverage: Annotated[
@@ -126,9 +144,11 @@ class PredictOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions(PredictOptions):
-    """Rank your own candidates for every input of a table."""
+    """Rank your own candidates for every input of a table: those of --candidates, or of --candidates-for."""
 
-    candidates: Annotated[Path, CANDIDATES] = field()  # must be given
+    def __post_init__(self) -> None:
+        if self.candidates is None and self.candidates_for is None:
+            raise typer.BadParameter("Name what to rank with --candidates, or with --candidates-for.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +161,7 @@ class CalibrateOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(Options):
+class EvaluateOptions(PossibleOptions):
     """Compare predictions with the right answers of a table."""
 
     model: Folder
@@ -151,7 +171,7 @@ class EvaluateOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(Options):
+class ReportOptions(PossibleOptions):
     """Write what was trained, how good it is and what it answers as one HTML page."""
 
     model: Folder
@@ -171,4 +191,8 @@ class EmbedOptions(Options):
     dtype: Annotated[str, typer.Option(help="float32, or float16 at half the size.")] = "float32"
     recall: Annotated[float, typer.Option(help="Share of the 10 best that hnsw and ivfpq must find.")] = 0.95
     candidates_column: Column = None
+    sort_by: Annotated[
+        str | None,
+        typer.Option(help="A column, such as exact_mass: candidates within a window of it are found faster."),
+    ] = None
     restart: Annotated[bool, typer.Option("--restart", help="Discard the index in the folder.")] = False

@@ -57,10 +57,12 @@ class Molecules:
         if not self.valences or any(valence < 1 for _, valence in self.valences):
             raise InputError(f"Molecules.valences must give elements positive valences. Got {self.valences}.")
 
-    def neighbors(self, graphs: GraphBatch) -> Neighbors:
+    def neighbors(self, graphs: GraphBatch, rearranged: bool = False) -> Neighbors:
+        """The molecules one edit away; also those ``rearranged``: one order of a bond, or an atom, is elsewhere."""
         elements, valences = np.array(self.valences, np.int64).T.copy()
         arrays = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
-        parts = [_edit_molecule(g, *arrays, elements, valences, self.max_atoms) for g in range(len(graphs))]
+        options = (elements, valences, self.max_atoms, rearranged)
+        parts = [_edit_molecule(g, *arrays, *options) for g in range(len(graphs))]
         origins = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
         sizes, labels, bonds, ends = map(np.concatenate, zip(*parts, strict=True))
         return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins)
@@ -80,7 +82,7 @@ class Molecule(NamedTuple):
 
 @compiled
 def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
-    g, offsets, labels, indptr, neighbors, edge_labels, elements, valences, max_atoms
+    g, offsets, labels, indptr, neighbors, edge_labels, elements, valences, max_atoms, rearranged
 ):
     """All valid molecules one edit away from graph g of a batch: their numbers of atoms and the atoms' elements, their
     numbers of bonds and the bonds as (i, j, order), with atoms numbered within each molecule.
@@ -95,6 +97,9 @@ def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
     edits = np.empty((_bound_edits(matrix, pairs, n, len(elements)), WIDTH), np.int64)
     molecule = Molecule(matrix, n, pairs, elements, valences, edits, np.zeros(1, np.int64))
     _list_edits(molecule, max_atoms)
+    if rearranged:
+        _move_order(molecule)
+        _move_atom(molecule)
     count = molecule.listed[0]
     sizes, bonds = np.empty((2, count), np.int64)
     atoms, ends = np.empty(count * (n + 1), np.int64), np.empty((count * (len(pairs) + 1), 3), np.int64)
@@ -114,7 +119,8 @@ def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
 def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, elements: int) -> int:
     """No molecule has more edits: by kind, those of one atom, two atoms, a bond, two bonds, and rings."""
     bonds, double = len(pairs), (matrix == 2).sum()
-    return n * (1 + 4 * elements) + 2 * n * n + bonds * (2 * n + elements) + 2 * bonds * bonds + double**3
+    moved = bonds * n * n + n * (n + bonds)
+    return n * (1 + 4 * elements) + 2 * n * n + bonds * (2 * n + elements) + 2 * bonds * bonds + double**3 + moved
 
 
 @compiled
@@ -125,7 +131,7 @@ def _is_valid(molecule: Molecule, edit: np.ndarray, trial: np.ndarray) -> bool:
         if not _keeps_valence(molecule, trial, edit[k]) or not _keeps_valence(molecule, trial, edit[k + 1]):
             return False
         breaks |= edit[k + 2] == 0 and edit[k] != edit[k + 1]
-    return not breaks or _is_connected(trial)
+    return not breaks or is_connected(trial)
 
 
 @compiled
@@ -138,7 +144,7 @@ def _keeps_valence(molecule: Molecule, trial: np.ndarray, i: int) -> bool:
 
 
 @compiled
-def _is_connected(trial: np.ndarray) -> bool:
+def is_connected(trial: np.ndarray) -> bool:
     seen, queue, atoms, head, tail = np.zeros(len(trial), np.bool_), np.empty(len(trial), np.int64), 0, 0, 0
     for v in range(len(trial)):
         if trial[v, v] and not atoms:
@@ -306,3 +312,36 @@ def _insert(molecule: Molecule) -> None:
     for i, j in molecule.pairs:
         for element in molecule.elements:
             _append(molecule, (i, n, 1, n, j, 1, i, j, 0, n, n, element))
+
+
+@compiled
+def _move_order(molecule: Molecule) -> None:
+    """Move one order of a bond to any other pair of atoms: rings open and close, and the formula stays."""
+    matrix = molecule.matrix
+    for i, j in molecule.pairs:
+        for k in range(molecule.n):
+            for m in range(k + 1, molecule.n):
+                if (i != k or j != m) and matrix[k, m] < HIGHEST:
+                    _append(molecule, (i, j, matrix[i, j] - 1, k, m, matrix[k, m] + 1))
+
+
+@compiled
+def _move_atom(molecule: Molecule) -> None:
+    """Insert an end of the molecule into a single bond, or move an atom between two others, which are then bonded."""
+    matrix = molecule.matrix
+    for i in range(molecule.n):
+        row = matrix[i].copy()
+        row[i] = 0
+        around = np.flatnonzero(row)
+        if row.max() != 1 or len(around) > 2 or (len(around) == 2 and matrix[around[0], around[1]]):
+            continue
+        j, k = around[0], around[-1]
+        for m, p in molecule.pairs:
+            if m != i and p != i and matrix[m, p] == 1:
+                if j == k:
+                    _append(molecule, (i, j, 0, m, p, 0, m, i, 1, i, p, 1))
+                else:
+                    _append(molecule, (i, j, 0, i, k, 0, j, k, 1, m, p, 0, m, i, 1, i, p, 1))
+        for m in range(molecule.n):
+            if j != k and m != i:
+                _append(molecule, (i, j, 0, i, k, 0, j, k, 1, i, m, 1))

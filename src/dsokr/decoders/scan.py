@@ -5,7 +5,7 @@ All are scored, block by block, and only the few that may be best are sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsokr.basis import BLOCK, SketchedBasis
+from dsokr.decoders.pools import Coordinates, Pool, positions_of, ranks_in_pools, size_of, top_of_pools
 from dsokr.errors import InputError, check_k
 from dsokr.metrics.scores import check_truth
 from dsokr.outputs import Form, Outputs, blocks, canonical, concatenate, count, distinct, take
@@ -21,6 +22,7 @@ from dsokr.rules import SAMPLE, TINY, Rule, Ties, affine, check_rule, constant, 
 
 QUERIES = 1024  # rows of coordinates scored at once against a block of candidates
 PAIRS = 512  # pairs scored at once in double precision: few enough for a cache
+MERGED = 2**22  # pairs merged at once
 FAST = torch.float32  # of scores on a CPU that are computed once more if they may be among the best
 
 
@@ -44,10 +46,18 @@ class Scan:
         self.scores = z.new_empty(len(z), 0)
         self.indices, self.ties = self.scores.long(), Ties(*z.new_zeros(2, len(z), 1))
 
-    def add(self, psi: Tensor, diag: Tensor, squared: Tensor | None = None, bonus: Any = 0.0) -> None:
+    def add(
+        self,
+        psi: Tensor,
+        diag: Tensor,
+        squared: Tensor | None = None,
+        bonus: Any = 0.0,
+        pairs: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         """Add candidates: ψ̃(y) (c, p) of any precision, k(y, y) (c,) and, if already computed, ‖ψ̃(y)‖².
 
-        A ``bonus`` is added to the scores of all, or of each (c,).
+        A ``bonus`` is added to the scores of all, or of each (c,). Given ``pairs`` of a row and a candidate, only these
+        count.
         """
         squared = torch.linalg.vecdot(psi.double(), psi.double()) if squared is None else squared
         more = min(self.k, self.seen + len(psi)) - self.scores.shape[1]
@@ -56,8 +66,13 @@ class Scan:
         factor, offset = affine(self.rule, diag, squared)
         block = _Block(psi, squared, factor, offset + bonus)
         step = QUERIES if self.z.device.type == "cpu" else 16 * QUERIES
-        for start in range(0, len(self.z), step):
+        for start in range(0, len(self.z) if pairs is None else 0, step):
             self._add(block, slice(start, start + step))
+        if pairs is not None:
+            if self.seen == 0:
+                self.ties = Ties.of(block.score_some(self.z))
+            for query, candidate in zip(*(part.split(MERGED) for part in pairs), strict=True):
+                self._merge(query, candidate, block)
         self.seen += len(psi)
 
     def _add(self, block: _Block, rows: slice) -> None:
@@ -93,7 +108,9 @@ class Scan:
 
     def ranking(self) -> Ranking:
         """The best so far: k of them, or all if fewer were added."""
-        return Ranking(self.indices, check_scores(self.scores + constant(self.rule, self.z)[:, None]))
+        there = self.indices >= 0  # some rows may have fewer
+        check_scores(self.scores.where(there, 0.0))
+        return Ranking(self.indices, self.scores + constant(self.rule, self.z)[:, None])
 
 
 class _Block(NamedTuple):
@@ -243,14 +260,31 @@ class EmbeddedOutputs:
         self.add_to(scan, bonus)
         return scan.ranking()
 
+    def top_of(self, z: Any, pools: Sequence[Pool], k: int, rule: Rule) -> Ranking:
+        """The k best outputs of every row's own pool; position −1 and score −∞ where it has fewer."""
+        if self.keep:
+            z = self.basis.check_coordinates(z)
+            found = Ranking(*top_of_pools(z, Coordinates.of(*self.coordinates()), pools, check_k(k), rule))
+            check_scores(found.scores.where(found.indices >= 0, 0.0))
+            return found
+        used, places = torch.cat([*map(positions_of, pools), torch.empty(0).long()]).unique(return_inverse=True)
+        part = EmbeddedOutputs(self.basis, take(self.outputs, used), form=self.form)
+        found = part.top_of(z, places.split(list(map(size_of, pools))), k, rule)
+        return Ranking(F.pad(used, (0, 1), value=-1).to(found.indices)[found.indices], found.scores)
+
     def add_to(self, scan: Scan, bonus: Tensor | None = None) -> None:  # (c,)
         """Add the outputs to a scan, after those that it has seen."""
         for where, psi, diag in self.blocks():
             scan.add(psi, diag, bonus=0.0 if bonus is None else bonus[where])
 
-    def ranks(self, z: Any, truth: Tensor, rule: Rule) -> Tensor:  # (n,)
-        """The rank of output ``truth[i]`` for row i of z among all outputs; see :func:`dsokr.metrics.ranks`."""
+    def ranks(self, z: Any, truth: Tensor, rule: Rule, pools: Sequence[Pool] | None = None) -> Tensor:  # (n,)
+        """The rank of output ``truth[i]`` for row i of z among all outputs, or in its pool, ∞ if that lacks it.
+
+        See :func:`dsokr.metrics.ranks`.
+        """
         z = self.basis.check_coordinates(z)
+        if pools is not None:
+            return ranks_in_pools(z, Coordinates.of(*self.coordinates()), pools, truth, rule)
         truth = check_truth(truth, len(z), len(self)).to(z.device)
         own, found, ties = z.new_empty(len(z), 1), z.new_ones(len(z)), {}
         for where, psi, diag in self.select(truth).blocks():

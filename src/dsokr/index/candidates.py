@@ -3,20 +3,24 @@
     index.json             what the index holds, see :class:`Head`
     psi.bin                ψ̃(y), one row per candidate, float32 or float16
     diag.bin squared.bin   k(y, y) and ‖ψ̃(y)‖² of the stored row, float64
-    texts.jsonl            a line [text, name] for every candidate
+    texts.jsonl            a line [text, name, cells of further columns] for every candidate
     ends.bin               where each of these lines ends, int64
+    numbers.bin            these cells as numbers, one row per candidate, float64, NaN where a cell is none
+    hashes.bin             and 64 bits of each text
     skipped.txt            a sentence for every row of the library that was left out
     hnsw.cosine.faiss      the FAISS index of this kind and rule, if the head names them
 
 Nothing is pickled. Search is exact, or for millions of candidates approximate by FAISS: under every decoding rule the
 best candidates are nearest neighbours, see :func:`dsokr.rules.as_points`. A FAISS index is built for one rule. What it
-finds is scored again, exactly, from the stored coordinates.
+finds is scored again, exactly, from the stored coordinates. Conditions on columns leave few candidates, which are all
+scored; an index that is sorted by a column reads those within a window from one place of the disk. Its files have
+another prefix, so that the head decides which ones count.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,13 +31,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsokr import files
+from dsokr.decoders.pools import Coordinates, top_of_pools
 from dsokr.decoders.scan import QUERIES, Ranking, Scan, multiply_pairs
 from dsokr.errors import InputError, ModelFolderError, check_k, import_extra
+from dsokr.index.columns import Columns, Condition
 from dsokr.rules import Rule, affine, as_queries, constant, largest
 
-FORMAT = 2  # of the folder
+FORMAT = 3  # of the folder
 HEAD = "index.json"
-FILES = ("psi.bin", "diag.bin", "squared.bin", "texts.jsonl", "ends.bin", "skipped.txt")
+FILES = ("psi.bin", "diag.bin", "squared.bin", "texts.jsonl", "ends.bin", "numbers.bin", "hashes.bin", "skipped.txt")
 LARGEST = 1e12  # coordinates above this are refused: no model predicts them
 SCORES = 2**20  # computed at once in an exact search,
 NUMBERS = 2**24  # from at most this many coordinates of candidates
@@ -53,11 +59,17 @@ class Head:
     read: int = 0  # rows of the library
     skipped: int = 0  # rows left out
     sizes: dict[str, int] = field(default_factory=dict)  # bytes in every file
+    columns: list[str] = field(default_factory=list)
+    sorted_by: str = ""  # a column
+    prefix: str = ""  # of the names of all files
     finished: bool = False
     kind: str = "exact"
     rule: Rule | None = None  # the decoding rule that the FAISS index answers
     effort: int = 0  # its efSearch or nprobe
     recall: float | None = None  # its recall@10 against exact search
+
+    def path(self, folder: Path, name: str) -> Path:
+        return folder / f"{self.prefix}{name}"
 
     def write(self, folder: Path) -> None:
         files.write_json(folder / HEAD, {"format": FORMAT, **asdict(self)})
@@ -85,10 +97,12 @@ class Arrays(NamedTuple):
     squared: Tensor  # (n,)
     texts: Sequence[str]
     names: Sequence[str]
+    cells: Mapping[str, Sequence[str]]  # by column
+    columns: Columns
 
 
 class Texts(Sequence[str]):
-    """The texts (part 0) or names (part 1) of stored lines, each parsed when it is asked for."""
+    """The texts (part 0), names (part 1) or further cells of stored lines, each parsed when it is asked for."""
 
     def __init__(self, lines: np.ndarray, ends: np.ndarray, part: int):
         self.lines, self.ends, self.part = lines, ends, part
@@ -106,18 +120,25 @@ class Texts(Sequence[str]):
 
 def map_arrays(folder: Path, head: Head) -> Arrays:
     """Map the files of a finished index into memory."""
-    dtypes = (head.dtype, "float64", "float64", "uint8", "int64")
-    psi, diag, squared, lines, ends = (_map(folder / name, t, head) for name, t in zip(FILES, dtypes, strict=False))
-    texts, names = (Texts(lines.numpy(), ends.numpy(), part) for part in (0, 1))
-    return Arrays(psi.reshape(head.count, head.dim), diag, squared, texts, names)
+    dtypes = (head.dtype, "float64", "float64", "uint8", "int64", "float64", "int64")
+    parts = [_map(folder, name, dtype, head) for name, dtype in zip(FILES, dtypes, strict=False)]
+    psi, diag, squared = map(torch.from_numpy, parts[:3])
+    texts, names, *cells = (Texts(parts[3], parts[4], part) for part in range(2 + len(head.columns)))
+    tables = (part.reshape(head.count, -1).T for part in parts[5:])
+    columns = Columns(dict(zip(head.columns, zip(*tables, strict=True), strict=True)))
+    by_name = dict(zip(head.columns, cells, strict=True))
+    return Arrays(psi.reshape(head.count, head.dim), diag, squared, texts, names, by_name, columns)
 
 
-def _map(file: Path, dtype: str, head: Head) -> Tensor:
-    size, expected = file.stat().st_size if file.is_file() else 0, head.sizes[file.name]
+def _map(folder: Path, name: str, dtype: str, head: Head) -> np.ndarray:
+    file = head.path(folder, name)
+    size, expected = file.stat().st_size if file.is_file() else 0, head.sizes[name]
     if size != expected:
         found = f"{size:,} of {expected:,} bytes"
         raise ModelFolderError(f"The index is damaged: {file} has {found}. Build it again, with --restart.")
-    return torch.from_numpy(np.memmap(file, dtype, mode="c"))  # "c": torch warns of memory that is read-only
+    if not size:  # no columns
+        return np.empty(0, dtype)
+    return np.memmap(file, dtype, mode="c")  # "c": torch warns of memory that is read-only
 
 
 class CandidateIndex:
@@ -133,7 +154,7 @@ class CandidateIndex:
 
     def __init__(self, head: Head, arrays: Arrays, faiss_index: Any = None):
         self.head, self.arrays, self.faiss_index = head, arrays, faiss_index
-        self.texts, self.names = arrays.texts, arrays.names  # as in the library; names may be empty strings
+        self.texts, self.names, self.cells = arrays[3:6]  # as in the library; names may be empty strings
 
     @classmethod
     def open(cls, folder: str | Path, model: str | None = None) -> CandidateIndex:
@@ -148,25 +169,39 @@ class CandidateIndex:
 
     @classmethod
     def in_memory(
-        cls, texts: Sequence[str], psi: Tensor, diag: Tensor, names: Sequence[str] | None = None, model: str = ""
+        cls,
+        texts: Sequence[str],
+        psi: Tensor,
+        diag: Tensor,
+        names: Sequence[str] | None = None,
+        model: str = "",
+        cells: Mapping[str, Sequence[str]] | None = None,
     ) -> CandidateIndex:
-        """Return an index of candidates with the given ψ̃(y) (n, p) and k(y, y) (n,). Nothing is written."""
+        """Return an index of candidates with the given ψ̃(y) (n, p) and k(y, y) (n,). Nothing is written.
+
+        ``cells`` are those of further columns, by name.
+        """
         rows, diag = psi.detach().cpu().float(), diag.detach().cpu().double()
         parts = rows.split(max(1, NUMBERS // 8 // rows.shape[1]))  # a double-precision copy of all would be large
         squared = torch.cat([part.double().square_().sum(dim=1) for part in parts])
-        arrays = Arrays(rows, diag, squared, list(texts), [""] * len(texts) if names is None else list(names))
-        return cls(Head(model, rows.shape[1], count=len(rows), finished=True), arrays)
+        named = [""] * len(texts) if names is None else list(names)
+        arrays = Arrays(rows, diag, squared, list(texts), named, cells or {}, Columns.of(cells or {}))
+        return cls(Head(model, rows.shape[1], count=len(rows), finished=True, columns=list(cells or {})), arrays)
 
     def __len__(self) -> int:
         return self.head.count
 
-    def search(self, z: Tensor, k: int, rule: Rule) -> Ranking:
+    def search(self, z: Tensor, k: int, rule: Rule, conditions: Sequence[Condition] = ()) -> Ranking:
         """Find the k best candidates for every row of z (n, p), of tied ones the first.
 
         The search is exact unless a FAISS index was built for this rule. It is also exact where FAISS finds fewer
-        than k candidates or k is a large part of all.
+        than k candidates or k is a large part of all, and with conditions. Where fewer than k candidates meet these,
+        positions are −1 and scores −∞.
         """
         z, k = self._check(z), min(check_k(k), len(self))
+        if conditions:
+            pools = self.arrays.columns.find(conditions)
+            return Ranking(*top_of_pools(z, Coordinates(*self.arrays[:3]), pools, k, rule))
         if self.faiss_index is None or rule != self.head.rule or 4 * k >= len(self):
             return self.search_exactly(z, k, rule)
         found = find_neighbors(self.faiss_index, self.head, z, k).sort(dim=1).values  # of tied ones, the first is first
@@ -183,8 +218,14 @@ class CandidateIndex:
         scan = Scan(z, k, rule)
         block = max(1, min(SCORES // max(1, min(len(z), QUERIES)), NUMBERS // self.head.dim))
         for start in range(0, len(self), block):
-            scan.add(*(part[start : start + block] for part in self.arrays[:3]))
+            psi, diag, squared = (part[start : start + block] for part in self.arrays[:3])
+            scan.add(psi, diag, squared)
         return scan.ranking()
+
+    def find_cells(self, column: str) -> Sequence[str]:
+        """The cells of a column, in the order of the candidates."""
+        self.arrays.columns.check(column)
+        return self.cells[column]
 
     def cosines(self, z: Tensor, indices: Tensor) -> Tensor:  # (n, k)
         """Cosines of z and the given candidates' coordinates: from −1 to 1, and 0 where either is zero."""

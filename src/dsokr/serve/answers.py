@@ -19,7 +19,8 @@ from torch import Tensor
 
 from dsokr.conformal import Calibration
 from dsokr.decoders import Ranking
-from dsokr.errors import InputError, MissingExtraError, check_fields
+from dsokr.errors import InputError, KernelError, MissingExtraError, check_fields
+from dsokr.explain import Colored, Reasons, name_colors
 from dsokr.index import CandidateIndex
 from dsokr.index.candidates import LARGEST
 from dsokr.rules import RULES, Rule
@@ -28,6 +29,7 @@ LARGEST_INPUT = 3.4e38  # networks compute in single precision
 PICTURE_SIZE = (260, 190)  # pixels
 MOST_ATOMS = 100  # RDKit blocks all other threads while it draws: 45 ms for this many atoms
 MOST_PICTURES = 1000  # in the cache
+MOST_PARTS = 500  # words or letters of an input that is explained: each is left out once
 POOL = 100  # candidates, at least, that probabilities are computed from
 COVERAGE = 0.9  # of sets, if nothing else is asked for
 ATOM = re.compile(r"\[[^]]*]|Br|Cl|[A-Za-z*]")
@@ -88,6 +90,32 @@ class Answer(BaseModel):
     notes: list[str] = Field(description="Sentences that say why the answer may be a guess; usually none.")
 
 
+class Part(BaseModel):
+    """A part of an input or output, and what it contributes to the score."""
+
+    text: str
+    contribution: float
+    color: str = Field(description="Relative to the strongest part: blue speaks for the output, orange against it.")
+
+
+class Painted(BaseModel):
+    """An input or output in parts: words, letters, labels, items or columns; atoms of a molecule, by number from 0."""
+
+    parts: list[Part]
+    between: str = Field(description="What to write between the parts.")
+    drawing: str = Field(description="A molecule as SVG with coloured atoms; else an empty string.")
+
+
+class Why(BaseModel):
+    """Why an output has its score for an input."""
+
+    score: float
+    exact: bool = Field(description="Whether the contributions of the output's parts and the constant add up to it.")
+    constant: float | None = Field(description="The part of the score without a place; null unless exact.")
+    output: Painted
+    input: Painted | None = Field(description="Null if the input has no parts that could be left out.")
+
+
 class Problem(BaseModel):
     """Why a request was not answered."""
 
@@ -99,16 +127,13 @@ def build_question_model(facts: dict[str, Any]) -> Any:
     """Return the model of a body of /predict: inputs of the model's kind, if they can be sent, or coefficients."""
     limits, most = facts["limits"], facts["limits"]["k"]
     either = {"coefficients": _rows(_numbers(facts["coefficients"], LARGEST), limits)}
-    if facts["input"] == "vector":
-        as_cell = AfterValidator(lambda row: ";".join(map(repr, row)))  # as the command line writes several numbers
-        either["inputs"] = _rows(Annotated[_numbers(facts["width"], LARGEST_INPUT), as_cell], limits)
-    elif facts["input"]:
-        either["inputs"] = _rows(Annotated[str, Field(min_length=1, max_length=limits["text"], pattern=r"\S")], limits)
+    if facts["input"]:
+        either["inputs"] = _rows(_input_type(facts), limits)
     options: dict[str, Any] = {
         "inputs": (ClassVar[None], None),  # for models whose inputs cannot be sent
         **either,
         "k": (Count, Field(min(10, most), multiple_of=1, ge=1, le=most, description="Number of candidates.")),
-        "rule": (Rule, Field(facts["rule"], description=f"The decoding rule: {', '.join(RULES)}.")),
+        "rule": _rule(facts),
         "coverage": (
             Number | None,
             Field(facts["coverage"], gt=0, lt=1, description="How often sets must hold the right candidate."),
@@ -118,6 +143,32 @@ def build_question_model(facts: dict[str, Any]) -> Any:
     config = ConfigDict(extra="forbid", json_schema_extra={"oneOf": [{"required": [name]} for name in either]})
     validators: Any = {"check": _check_question}
     return create_model("Question", __config__=config, __validators__=validators, **options)
+
+
+def build_pair_model(facts: dict[str, Any]) -> Any:
+    """Return the model of a body of /explain."""
+    output = Field(description="As in the hits of /predict, or any other.")
+    options: dict[str, Any] = {
+        "input": (_input_type(facts), ...),
+        "output": (_text(facts["limits"]), output),
+        "rule": _rule(facts),
+    }
+    return create_model("Pair", __config__=ConfigDict(extra="forbid"), **options)
+
+
+def _input_type(facts: dict[str, Any]) -> Any:
+    if facts["input"] != "vector":
+        return _text(facts["limits"])
+    as_cell = AfterValidator(lambda row: ";".join(map(repr, row)))  # as the command line writes several numbers
+    return Annotated[_numbers(facts["width"], LARGEST_INPUT), as_cell]
+
+
+def _text(limits: dict[str, Any]) -> Any:
+    return Annotated[str, Field(min_length=1, max_length=limits["text"], pattern=r"\S")]
+
+
+def _rule(facts: dict[str, Any]) -> Any:
+    return Rule, Field(facts["rule"], description=f"The decoding rule: {', '.join(RULES)}.")
 
 
 def _numbers(length: int, largest: float) -> Any:
@@ -139,9 +190,9 @@ def _check_question(question: Any) -> Any:
 class BadInput(InputError):
     """An input that cannot be answered, and its place in the request."""
 
-    def __init__(self, position: int, reason: str):
-        self.where = f"inputs.{position}"
-        super().__init__(f"{self.where}: {reason}")
+    def __init__(self, where: str, reason: str):
+        self.where = where
+        super().__init__(f"{where}: {reason}")
 
 
 class Trust(NamedTuple):
@@ -203,10 +254,12 @@ def _run_network(model: Any, inputs: list[str]) -> Tensor:  # (n, p)
         z = model.coefficients(inputs).cpu().double()
     except InputError:
         for position, reason in model.input.read(inputs).bad.items():
-            raise BadInput(position, reason) from None
+            raise BadInput(f"inputs.{position}", reason) from None
         raise
     for position in (~(z.abs() <= LARGEST).all(dim=1)).nonzero()[:, 0].tolist():
-        raise BadInput(position, f"It is too far from the training inputs: its coefficients exceed {LARGEST:g}.")
+        raise BadInput(
+            f"inputs.{position}", f"It is too far from the training inputs: its coefficients exceed {LARGEST:g}."
+        )
     return z
 
 
@@ -274,6 +327,37 @@ def decode(model: Any, z: Tensor, best: Sequence[str]) -> dict[str, Any]:
     return {"output": output, "score": scores.item(), "rank": rank}
 
 
+def explain(model: Any, reason: Callable[[str, str, Rule], Reasons], asked: Any) -> dict[str, Any]:
+    """Answer a body of /explain; refuse what cannot be read, or would take long, before it is computed."""
+    words = asked.input.split()
+    parts = len(words) if len(words) > 1 else len(asked.input)
+    if model.input.name != "vector" and parts > MOST_PARTS:
+        raise BadInput("input", f"Inputs of more than {MOST_PARTS} words or letters are not explained. Got {parts}.")
+    if model.output.name == "smiles":
+        _check_atoms(asked.output)
+    for where, kind in (("input", model.input), ("output", model.output)):
+        for problem in kind.read([getattr(asked, where)]).bad.values():
+            raise BadInput(where, problem)
+    try:
+        why, output, given = reason(asked.input, asked.output, asked.rule)
+    except KernelError as error:  # undefined without one of the parts
+        raise InputError(f"This output cannot be explained: {error}") from error
+    shown = {"output": _paint(output), "input": None if given is None else _paint(given)}
+    return {"score": why.score, "exact": why.exact, "constant": why.constant, **shown}
+
+
+def _paint(shown: Colored) -> dict[str, Any]:
+    numbers, colors = shown.contributions.tolist(), name_colors(shown.contributions)
+    parts = [dict(zip(Part.model_fields, part, strict=True)) for part in zip(shown.parts, numbers, colors, strict=True)]
+    return {"parts": parts, "between": shown.between, "drawing": shown.drawing}
+
+
+def _check_atoms(smiles: str) -> None:
+    atoms = len(ATOM.findall(smiles))  # counted in the text, because parsing a huge molecule takes long, too
+    if atoms > MOST_ATOMS:
+        raise InputError(f"Molecules of more than {MOST_ATOMS} atoms are not drawn. Got {atoms}.")
+
+
 def load_drawing() -> Callable[[str], bytes] | None:
     """Return a function that draws a molecule as SVG, or None without RDKit."""
     try:
@@ -283,9 +367,7 @@ def load_drawing() -> Callable[[str], bytes] | None:
 
     @lru_cache(MOST_PICTURES)
     def draw(smiles: str) -> bytes:
-        atoms = len(ATOM.findall(smiles))  # counted in the text, because parsing a huge molecule takes long, too
-        if atoms > MOST_ATOMS:
-            raise InputError(f"Molecules of more than {MOST_ATOMS} atoms are not drawn. Got {atoms}.")
+        _check_atoms(smiles)
         try:
             return chem.draw([smiles], size=PICTURE_SIZE).encode()
         except InputError:

@@ -24,9 +24,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dsokr import __version__
 from dsokr.errors import InputError, import_extra
+from dsokr.explain import Reasons
 from dsokr.index import CandidateIndex
-from dsokr.rules import RULES
-from dsokr.serve.answers import Answer, Limits, Problem, Trust, answer, build_question_model, decode, load_drawing
+from dsokr.rules import RULES, Rule
+from dsokr.serve.answers import (
+    Answer,
+    Limits,
+    Problem,
+    Trust,
+    Why,
+    answer,
+    build_pair_model,
+    build_question_model,
+    decode,
+    explain,
+    load_drawing,
+)
 from dsokr.serve.batches import Batches, Busy
 
 PAGE = Path(__file__).parent / "page"
@@ -54,22 +67,25 @@ def create_app(
     limits: Limits = Limits(),  # noqa: B008 # frozen, so sharing it is harmless
     examples: tuple[str, ...] = (),
     hosts: Sequence[str] = (),
+    reason: Callable[[str, str, Rule], Reasons] | None = None,
 ) -> FastAPI:
-    """Return an application with the page at /, and /predict, /drawing, /health and /openapi.json.
+    """Return an application with the page at /, and /predict, /explain, /drawing, /health and /openapi.json.
 
     It contacts no other host. It answers requests to localhost, to IPv4 addresses and to the names in ``hosts``.
     ``predictor`` is a :class:`dsokr.commands.Predictor`, or anything else with its ``input``, ``output``, ``rule``,
-    ``searches``, ``coefficients`` and ``decode``.
+    ``searches``, ``coefficients`` and ``decode``. ``reason`` explains the score of an output for an input; without it
+    there is no /explain.
     """
     draw = load_drawing()
     trust = Trust.of(predictor, index, limits)
     rankings = Batches(lambda questions: answer(predictor, index, questions, trust), limits.rows, limits.waiting)
     predictions = Batches(lambda asked: [decode(predictor, *one) for one in asked], 1, limits.waiting)  # may be slow
     pictures = Batches(lambda asked: [draw(smiles) for smiles in asked if draw], 1, limits.waiting)
+    reasons = Batches(lambda asked: [explain(predictor, reason, one) for one in asked if reason], 1, limits.waiting)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with rankings, predictions, pictures:
+        async with rankings, predictions, pictures, reasons:
             yield
 
     handled = (RequestValidationError, StarletteError, Busy, TimeoutError, InputError, Exception)
@@ -87,7 +103,10 @@ def create_app(
     app.add_middleware(Guard, limits=limits)  # around the other
     facts = {**_describe(predictor, index, limits), "drawing": draw is not None, "examples": list(examples)}
     facts["coverage"] = trust and trust.coverage()
+    facts["explains"] = reason is not None and bool(facts["input"])
     _add_predict(app, rankings, predictions, facts)
+    if facts["explains"]:
+        _add_explain(app, reasons, facts)
     _add_health(app, facts)
     _add_drawing(app, pictures, facts)
     for file in PAGE.iterdir():
@@ -139,6 +158,15 @@ def _add_predict(app: FastAPI, rankings: Batches, predictions: Batches, facts: d
                 result["prediction"] = await predictions.ask((z, texts), 1, left)
         made = {"rule": body.rule, "candidates": facts["candidates"], "results": results, "notes": notes}
         return JSONResponse({**made, "milliseconds": round(1000 * (time.perf_counter() - start), 3)})
+
+
+def _add_explain(app: FastAPI, reasons: Batches, facts: dict[str, Any]) -> None:
+    accepted: Any = build_pair_model(facts)
+
+    @app.post("/explain", response_model=Why)
+    async def answer_why(body: accepted) -> JSONResponse:
+        """Say what every part of an output, and of the input, contributes to the output's score."""
+        return JSONResponse(await reasons.ask(body, 1, facts["limits"]["seconds"]))
 
 
 def _add_health(app: FastAPI, facts: dict[str, Any]) -> None:

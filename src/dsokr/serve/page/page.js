@@ -17,6 +17,11 @@ const RULES = {
 let model = null, shown = null, running = null;
 
 const formatNumber = (x) => (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4 ? x.toFixed(3) : x.toExponential(2)).replace("-", "−");
+const make = (tag, facts, content = []) => {
+  const made = Object.assign(document.createElement(tag), facts);
+  made.append(...content);
+  return made;
+};
 const formatCount = (x) => x.toLocaleString("en");
 const splitNumbers = (text) => text.replace(/[[\]()]/g, " ").split(/[\s,;|]+/).filter(Boolean);
 const takesNumbers = () => model.input === "vector" || !model.input;
@@ -123,7 +128,7 @@ const nameNumber = (place) => `Number ${place + 1}${columns()[place] ? ` (${colu
 
 // The server names parts of a request, such as inputs.0.2; the page has its own words for them.
 function rephrase({ error, where }) {
-  const place = /^(?:inputs|coefficients)\.0(?:\.(\d+))?$/.exec(where);
+  const place = /^(?:input|output|(?:inputs|coefficients)\.0)(?:\.(\d+))?$/.exec(where);
   if (!place) return error;
   if (place[1] !== undefined) return error.replace(`${where}: Input`, nameNumber(Number(place[1])));
   return error.replace(`${where}: `, "");
@@ -144,9 +149,9 @@ async function search(remember) {
   const mine = (running = new AbortController());
   setBusy(true);
   try {
-    let answer = await post(readQuestion(), model.searches, mine.signal);
+    let answer = await send("predict", { ...readQuestion(), predict: model.searches }, mine.signal);
     const late = answer.status === 504 && model.searches;
-    if (late) answer = await post(readQuestion(), false, mine.signal); // without the slow part
+    if (late) answer = await send("predict", { ...readQuestion(), predict: false }, mine.signal); // without the slow part
     const body = await answer.json();
     if (!answer.ok) throw new Error(rephrase(body));
     if (mine !== running) return;
@@ -161,9 +166,9 @@ async function search(remember) {
   }
 }
 
-function post(question, predict, signal) {
-  const body = JSON.stringify({ ...question, predict });
-  return fetch("predict", { method: "POST", headers: { "Content-Type": "application/json" }, body, signal });
+function send(address, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return fetch(address, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
 function setBusy(on) {
@@ -171,12 +176,7 @@ function setBusy(on) {
   byId("results").setAttribute("aria-busy", on);
   if (on && !hits.children.length) {
     byId("empty").hidden = true;
-    hits.replaceChildren(...Array.from({ length: Math.min(count(), 8) }, () => {
-      const ghost = document.createElement("li");
-      ghost.className = "ghost";
-      ghost.setAttribute("aria-hidden", "true");
-      return ghost;
-    }));
+    hits.replaceChildren(...Array.from({ length: Math.min(count(), 8) }, () => make("li", { className: "ghost", ariaHidden: "true" })));
   }
 }
 
@@ -230,6 +230,7 @@ function makePredictedCard(prediction, hit) {
   item.querySelector(".rank").textContent = "★";
   const copy = item.querySelector(".copy");
   copy.setAttribute("aria-label", `${copy.title} of the prediction`);
+  item.querySelector(".ask-why")?.setAttribute("aria-label", "Why does the prediction have this score?");
   if (!hit && shown.rule !== model.rule) item.querySelector(".score").prepend(`${model.rule} `);
   return item;
 }
@@ -238,11 +239,7 @@ function formatOutput(output) {
   const names = model.output_columns, values = splitNumbers(output);
   if (!names.length || names.length !== values.length) return [output];
   return names.flatMap((name, place) => {
-    const pair = Object.assign(document.createElement("span"), { className: "pair" });
-    const label = document.createElement("i");
-    label.textContent = name;
-    pair.append(label, ` ${values[place]}`);
-    return [pair, " "];
+    return [make("span", { className: "pair" }, [make("i", {}, [name]), ` ${values[place]}`]), " "];
   });
 }
 
@@ -270,15 +267,64 @@ function makeCard(hit) {
   item.classList.toggle("outside", hit.in_set === false);
   for (const name of [isSure ? "probability" : "cosine", "score"]) {
     if (hit[name] === undefined) continue;
-    const strong = document.createElement("b");
-    strong.textContent = name === "probability" ? formatShare(hit[name]) : formatNumber(hit[name]);
-    part(name === "score" ? ".score" : ".cosine").append(`${name} `, strong);
+    const number = name === "probability" ? formatShare(hit[name]) : formatNumber(hit[name]);
+    part(name === "score" ? ".score" : ".cosine").append(`${name} `, make("b", {}, [number]));
   }
   const copy = part(".copy");
   copy.title = draws() ? "Copy the SMILES" : "Copy";
   copy.setAttribute("aria-label", `${copy.title} of number ${hit.rank}`);
   copy.addEventListener("click", () => copyText(hit.output, copy));
+  const why = part(".ask-why");
+  why.setAttribute("aria-label", `Why does number ${hit.rank} have this score?`);
+  if (model.explains) why.addEventListener("click", () => toggleReasons(item, hit));
+  else for (const name of [".ask-why", ".why"]) part(name).remove();
   return item;
+}
+
+// The first click on a card asks the server, and again if that failed; others hide and show what it answered.
+async function toggleReasons(item, hit) {
+  const button = item.querySelector(".ask-why"), box = item.querySelector(".why"), picture = item.querySelector("img");
+  if (!item.explained) {
+    button.disabled = true;
+    const [content, drawing] = await askReasons(hit);
+    button.disabled = false;
+    button.focus();
+    item.explained = drawing !== undefined;
+    box.hidden = true;
+    box.replaceChildren(...content);
+    if (drawing) item.pictures = [picture.src, URL.createObjectURL(new Blob([drawing], { type: "image/svg+xml" }))];
+  }
+  box.hidden = !box.hidden;
+  button.setAttribute("aria-expanded", !box.hidden);
+  item.classList.toggle("colored", !box.hidden);
+  if (item.pictures) picture.src = item.pictures[Number(!box.hidden)];
+}
+
+async function askReasons(hit) {
+  const input = takesNumbers() ? splitNumbers(shown.input).map(Number) : shown.input;
+  const chosen = hit.cosine === undefined ? model.rule : shown.rule; // a prediction has the model's own rule
+  try {
+    const answer = await send("explain", { input, output: hit.output, rule: chosen });
+    const body = await answer.json();
+    return answer.ok ? [describeReasons(body), body.output.drawing] : [[make("p", {}, [rephrase(body)])]];
+  } catch {
+    return [[make("p", {}, ["The server does not answer. Is it still running?"])]];
+  }
+}
+
+function describeReasons({ score, exact, constant, output, input }) {
+  const lost = "Blue speaks for it, orange against: what the score loses without the part.";
+  const added = `Blue speaks for it, orange against. The contributions add up to ${formatNumber(score - constant)}; the rest of the score is ${formatNumber(constant)}.`;
+  const painted = [input, output.drawing ? null : output].filter(Boolean).map((one) => make("p", {}, paint(one)));
+  return [...painted, make("p", { className: "quiet" }, [exact ? added : lost])];
+}
+
+function paint({ parts, between }) {
+  return parts.flatMap(({ text, contribution, color }) => {
+    const span = make("span", { title: formatNumber(contribution) }, [text]);
+    span.style.background = color;
+    return [span, between];
+  }).slice(0, -1);
 }
 
 function fillMeter(meter, share, label) {

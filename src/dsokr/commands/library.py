@@ -1,0 +1,195 @@
+"""Libraries of candidates: read from a file, and indexes made of them."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import joblib
+import torch
+
+from dsokr.commands.cells import count_of
+from dsokr.commands.columns import Molecule
+from dsokr.commands.kinds import OutputKind, Read
+from dsokr.commands.options import EmbedOptions, Result, Say
+from dsokr.commands.possible import OF_MOLECULES, complete
+from dsokr.commands.predictor import Predictor
+from dsokr.commands.tables import Problems, Rows, Table
+from dsokr.decoders import EmbeddedOutputs
+from dsokr.errors import InputError, Interrupted
+from dsokr.files import checksum
+from dsokr.index import Block, BuildOptions, CandidateIndex, build, fingerprint
+from dsokr.kernels import Kernel
+from dsokr.outputs import take
+
+BLOCK = 8192  # candidates read at once
+LARGE = 1_000_000  # bytes of a file of molecules from which on starting further processes is worth it
+
+
+class Listed(NamedTuple):
+    """Candidates of a file: their cells, names, values and further columns, and the last row read for them."""
+
+    cells: list[str]
+    names: list[str]
+    values: Any
+    columns: dict[str, list[str]]
+    row: int
+
+
+@dataclass(frozen=True)
+class Study:
+    """What takes most of the time, for all cores: values, keys and computed columns of candidates."""
+
+    output: OutputKind
+    kernel: Kernel
+    computes: bool  # whether columns are wanted that are computed
+
+    def __call__(self, cells: list[str]) -> tuple[Read, list[str], dict[str, list[str]]]:
+        read = self.output.read(cells, self.kernel)
+        good = take(cells, read.good)
+        return read, list(map(self.output.key, good)), complete(self.output, good, {}) if self.computes else {}
+
+
+class Library:
+    """The candidates of a file, read in blocks. Those that mean the same count once.
+
+    ``wanted`` are further columns that blocks have, all if it is None.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        path: Path,
+        column: str | None,
+        problems: Problems,
+        wanted: Sequence[str] | None = (),
+    ):
+        self.predictor, self.table, self.problems = predictor, Table(path), problems
+        self.columns = self._find_columns(column)
+        named = [name for name in self.table.columns if name.lower() in ("name", "id") and name not in self.columns]
+        self.name = named[:1]
+        computed = OF_MOLECULES if isinstance(predictor.output, Molecule) else ()
+        others = [name for name in self.table.columns if name not in (*self.columns, *self.name)]
+        self.wanted = list(dict.fromkeys([*others, *computed] if wanted is None else wanted))
+        self.further = self.table.check_columns([name for name in self.wanted if name not in {*computed} - {*others}])
+        self.rows = self.candidates = 0  # read so far, bad rows included
+
+    def _find_columns(self, column: str | None) -> list[str]:
+        """Return the column named, or those of the outputs in training, or the only one."""
+        table, output = self.table, self.predictor.output
+        if column is not None:
+            return table.check_columns([column])
+        if all(name in table.columns for name in output.columns):
+            return list(output.columns)
+        if not table.is_list and len(table.columns) > 1:
+            columns = f"Its columns: {', '.join(table.columns)}."
+            raise InputError(f"Name the column of the candidates in {table.path} with --candidates-column. {columns}")
+        if table.header_row and output.read(table.columns).good:
+            advice = "Add a header, rename the file to .txt, or name the column with --candidates-column."
+            raise InputError(f"The header of {table.path} looks like a candidate: {table.columns[0]}. {advice}")
+        return table.columns[:1]
+
+    def blocks(self, start: int = 0) -> Iterator[Listed]:
+        """Read the candidates after row ``start``: the new good ones.
+
+        Bad ones are problems, in every row where they occur. A file without any good one is an error.
+        """
+        seen: set[int] = set()  # hashes of keys
+        bad: dict[str, str] = {}
+        for rows, cells, new, (read, keys, columns) in self._study():
+            self.rows += len(rows.attempted)
+            bad |= {new[at]: reason for at, reason in read.bad.items()}
+            for number, cell in zip(rows.numbers, cells, strict=True):
+                if cell in bad and number > start:
+                    self.problems.add(self.table, number, ", ".join(self.columns), bad[cell])
+            self.problems.check(self.table, self.rows)
+            first = dict(zip(reversed(cells), reversed(range(len(cells))), strict=True))
+            codes = list(map(hash, keys))
+            places = {code: place for place, code in reversed(list(enumerate(codes))) if code not in seen}
+            seen |= places.keys()
+            fresh = sorted(place for place in places.values() if rows.numbers[first[new[read.good[place]]]] > start)
+            found = [new[read.good[place]] for place in fresh]
+            self.candidates += len(found)
+            further = {name: [rows.cells[name][first[cell]] for cell in found] for name in (*self.name, *self.further)}
+            names = further.pop(self.name[0]) if self.name else [""] * len(found)
+            computed = {name: take(column, fresh) for name, column in columns.items()}
+            yield Listed(found, names, take(read.values, fresh), computed | further, rows.attempted[-1])
+        if not self.candidates and not start:
+            raise self.table.unusable(self.problems)
+
+    def _study(self) -> Iterator[tuple[Rows, list[str], list[str], Any]]:
+        """Rows, their cells, those that are new, and what is found out about them; on all cores if they are many."""
+        seen: set[int] = set()
+        waiting: deque[tuple[Rows, list[str], list[str]]] = deque()
+
+        def list_new() -> Iterator[list[str]]:
+            for rows in self.table.blocks(self.problems, [*self.columns, *self.name, *self.further], BLOCK):
+                cells = list(map(str.strip, rows.join(self.columns)))
+                new = [cell for cell in dict.fromkeys(cells) if hash(cell) not in seen]
+                seen.update(map(hash, new))
+                waiting.append((rows, cells, new))
+                yield new
+
+        study = Study(self.predictor.output, self.predictor.basis.kernel, len(self.wanted) > len(self.further))
+        is_large = isinstance(study.output, Molecule) and self.table.path.stat().st_size > LARGE
+        parallel = joblib.Parallel(-1 if is_large else 1, return_as="generator", pre_dispatch="2*n_jobs")
+        for found in parallel(joblib.delayed(study)(new) for new in list_new()):
+            yield *waiting.popleft(), found
+
+
+def describe(candidates: int, duplicates: int) -> str:
+    again = f" ({duplicates:,} listed again, counted once)" if duplicates else ""
+    return count_of(candidates, "candidate") + again
+
+
+def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
+    """Write an index of the candidates of a file. Call it again to resume after Ctrl-C."""
+    started, predictor = time.monotonic(), Predictor.load(options.model, options.device)
+    rule: Any = options.rule or (predictor.rule if options.kind else None)
+    library, basis = Library(predictor, options.library, options.candidates_column, problems, None), predictor.basis
+    try:
+        index = build(
+            options.out,
+            lambda start: _embed_blocks(library, start),
+            model=fingerprint(basis),
+            dim=basis.dim,
+            source=f"{checksum(options.library)} {', '.join(library.columns)}",
+            columns=library.wanted,
+            options=BuildOptions(options.kind, rule, options.dtype, options.recall, options.sort_by),  # type: ignore[arg-type] # it checks them
+            say=say,
+            progress=lambda now: say(f"{now.rows:,} candidates, {now.rate:,.0f}/s", passing=True),
+            restart=options.restart,
+        )
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"Stopped. Run the same command to resume; {options.out} keeps what is done.") from stop
+    except OSError as error:
+        place = error.filename or options.out
+        raise InputError(f"{place} cannot be read or written: {error.strerror or error}.") from error
+    head = index.head
+    duplicates = max(library.rows - head.count - head.skipped, 0)
+    facts = {"index": str(options.out), "candidates": head.count, "skipped": head.skipped, "duplicates": duplicates}
+    facts |= {"kind": head.kind, "recall@10": head.recall, "seconds": time.monotonic() - started}
+    return Result(facts, [f"{describe(head.count, duplicates)} in the index {options.out}."])
+
+
+def _embed_blocks(library: Library, start: int) -> Iterator[Block]:
+    basis, last = library.predictor.basis, start
+    file, found = str(library.table.path), library.problems.found
+    for cells, names, values, columns, row in library.blocks(start):
+        if row > start:
+            skipped = [found[file, at].sentence() for at in range(last + 1, row + 1) if (file, at) in found]
+            psi, diag = torch.empty(0, basis.dim), torch.empty(0)
+            if cells:
+                psi, diag = EmbeddedOutputs(basis, values).coordinates()
+            yield Block(cells, psi, diag, names, read=row - last, skipped=skipped, cells=columns)
+            last = row
+
+
+def open_index(predictor: Predictor, folder: Path | None, describe: bool = False) -> CandidateIndex:
+    """Open an index of this model; without one, the outputs known from training, with columns if wanted."""
+    if folder is not None:
+        return CandidateIndex.open(folder, fingerprint(predictor.basis))
+    columns = complete(predictor.output, predictor.known, {}) if describe else {}
+    return CandidateIndex.in_memory(predictor.known, *predictor.model.known_.coordinates(), cells=columns)

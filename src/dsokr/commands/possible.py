@@ -1,0 +1,149 @@
+"""Which candidates are possible for each input: --match, --within and --candidates-for."""
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from dsokr.commands.cells import shorten
+from dsokr.commands.columns import Labels, Molecule, OutputKind
+from dsokr.commands.options import PossibleOptions
+from dsokr.commands.tables import Problems, Rows, Table
+from dsokr.errors import InputError
+from dsokr.index import Condition
+from dsokr.index.columns import as_numbers
+
+WITHIN = re.compile(r"(?P<column>[^=]+)(=(?P<formula>.+))?:(?P<size>[^:]+?)\s*(?P<unit>ppm|%|)")
+UNITS = {"ppm": 1e-6, "%": 1e-2}
+SIGNS: Mapping[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+OF_MOLECULES = ("formula", "exact_mass")  # columns that are computed where a file has none of this name
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A column of the candidates and, of the inputs, what it must be equal to or near."""
+
+    column: str
+    formula: str  # a column of the inputs, or an expression of several
+    tolerance: float | None = None  # None: equal texts
+    share: float | None = None  # of the number itself
+
+    def names(self, table: Table) -> list[str]:
+        """The columns of the inputs that are needed."""
+        if self.tolerance is None or self.formula in table.columns:
+            return table.check_columns([self.formula])
+        return table.check_columns([node.id for node in ast.walk(self._parse()) if isinstance(node, ast.Name)])
+
+    def compute(self, rows: Rows, problems: Problems) -> Condition:
+        """What the candidates of every row must have; rows without it are problems."""
+        if self.tolerance is None:
+            return Condition.equal(self.column, rows.cells[self.formula])
+        names = self.names(rows.table)
+        numbers = {name: as_numbers(rows.cells[name]) for name in names}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            middle = numbers[self.formula] if self.formula in names else _compute(self._parse().body, numbers)
+        middle = np.broadcast_to(middle, len(rows.numbers))
+        for at in np.flatnonzero(~np.isfinite(middle)):
+            cells = (f"{name} is {shorten(rows.cells[name][at])!r}" for name in names)
+            reason = f"{self.formula} is not a number here: {', '.join(cells)}."
+            problems.add(rows.table, rows.numbers[at], ", ".join(names), reason)
+        width = self.tolerance if self.share is None else np.abs(middle) * self.share
+        return Condition.within(self.column, middle - width, middle + width)
+
+    def _parse(self) -> ast.Expression:
+        try:
+            tree = ast.parse(self.formula.strip(), mode="eval")
+        except SyntaxError:
+            raise self._refuse() from None
+        kinds = ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load, *SIGNS
+        for node in ast.walk(tree):
+            if not isinstance(node, kinds) or type(getattr(node, "value", 0)) not in (int, float):
+                raise self._refuse()
+        return tree
+
+    def _refuse(self) -> InputError:
+        return InputError(f"--within: {self.formula!r} is neither a column nor made of columns and numbers by + - * /.")
+
+
+def _compute(node: Any, numbers: Mapping[str, np.ndarray]) -> Any:
+    if isinstance(node, ast.Name):
+        return numbers[node.id]
+    if isinstance(node, ast.Constant):
+        return node.value
+    parts = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.operand,)
+    return SIGNS[type(node.op)](*(_compute(part, numbers) for part in parts))
+
+
+class Possible:
+    """The wishes of --match and --within: which columns they need, and the conditions for every input."""
+
+    def __init__(self, options: PossibleOptions):
+        equal = [text.partition("=") for text in options.match or ()]
+        self.wishes = [Wish(column.strip(), (formula or column).strip()) for column, _, formula in equal]
+        self.wishes += map(read_within, options.within or ())
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the candidates."""
+        return list(dict.fromkeys(wish.column for wish in self.wishes))
+
+    def names(self, table: Table) -> list[str]:
+        """Columns of the inputs."""
+        return [name for wish in self.wishes for name in wish.names(table)]
+
+    def compute(self, rows: Rows, problems: Problems) -> list[Condition]:
+        """What the candidates of every row must have; rows for which this is unknown are problems."""
+        return [wish.compute(rows, problems) for wish in self.wishes]
+
+
+def read_within(text: str) -> Wish:
+    """Read a wish of --within.
+
+    >>> read_within("mass=mz-1.00728:10ppm")
+    Wish(column='mass', formula='mz-1.00728', tolerance=10.0, share=1e-05)
+    """
+    found = WITHIN.fullmatch(text.strip())
+    size = as_numbers([found["size"]])[0].item() if found else -1.0
+    if not found or not size >= 0:
+        example = "exact_mass=precursor_mz-1.00728:10ppm, or exact_mass:0.01"
+        raise InputError(f"--within takes COLUMN=EXPRESSION:TOLERANCE, such as {example}. Got {text!r}.")
+    column, unit = found["column"].strip(), UNITS.get(found["unit"])
+    return Wish(column, (found["formula"] or column).strip(), size, None if unit is None else size * unit)
+
+
+def complete(output: OutputKind, cells: Sequence[str], given: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Columns of candidates: those given, and the formula and exact mass of molecules if they are not."""
+    if not isinstance(output, Molecule):
+        return dict(given)
+    chem = import_module("dsokr.chem")
+    ways = {"formula": chem.formula, "exact_mass": lambda cell: f"{chem.mass(cell):.6f}"}
+    return {name: list(map(way, cells)) for name, way in ways.items() if name not in given} | dict(given)
+
+
+def split_list(cell: str, output: OutputKind) -> list[str]:
+    """The candidates in a cell: separated by ; and, for molecules, by spaces, or a list of JSON.
+
+    >>> split_list('["a b", "c"]', String()), split_list("CCO; CO", Molecule())
+    (['a b', 'c'], ['CCO', 'CO'])
+    """
+    if isinstance(output, Labels):
+        raise InputError("--candidates-for cannot list label sets, whose labels are separated like candidates.")
+    with suppress(ValueError):
+        if isinstance(items := json.loads(cell), list):
+            return list(map(str, items))
+    parts = re.split(r"[;\s]+" if isinstance(output, Molecule) else ";", cell)
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,96 @@
+"""The columns of candidates, and conditions on them: a number within a window, or a cell equal to a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dsokr.decoders.pools import Column, Pool, size_of
+from dsokr.errors import InputError
+
+
+class Condition(NamedTuple):
+    """What candidates of every input must have in a column: from ``low`` to ``high``, both included."""
+
+    column: str
+    low: np.ndarray  # (n,): float64 for numbers, int64 for texts by their hash
+    high: np.ndarray  # (n,)
+
+    @staticmethod
+    def within(column: str, low: Any, high: Any) -> Condition:
+        return Condition(column, np.asarray(low, np.float64), np.asarray(high, np.float64))
+
+    @staticmethod
+    def equal(column: str, texts: Iterable[str]) -> Condition:
+        hashes = as_hashes(texts)
+        return Condition(column, hashes, hashes)
+
+    def take(self, at: Any) -> Condition:
+        return Condition(self.column, self.low[at], self.high[at])
+
+
+def as_hashes(texts: Iterable[str]) -> np.ndarray:  # (n,) int64
+    """64 bits of every text; spaces around it do not count."""
+    digests = (blake2b(text.strip().encode(errors="surrogatepass"), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), np.int64)
+
+
+def as_numbers(texts: Iterable[str]) -> np.ndarray:  # (n,) float64
+    """The numbers, and NaN for what is not a finite number."""
+    return np.fromiter(map(as_number, texts), np.float64)
+
+
+def as_number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+class Columns:
+    """Columns of candidates by name, each as numbers and as hashes of its texts, (c,) both."""
+
+    def __init__(self, arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]):
+        self.names = list(arrays)
+        self._columns = {name: tuple(map(Column, pair)) for name, pair in arrays.items()}
+
+    @staticmethod
+    def of(cells: Mapping[str, Sequence[str]]) -> Columns:
+        """Read the cells of columns.
+
+        >>> columns = Columns.of({"mass": ["46.04", "78.05", "?"], "formula": ["C2H6O", "C6H6", ""]})
+        >>> columns.find([Condition.within("mass", [40], [90]), Condition.equal("formula", ["C6H6"])])
+        [tensor([1])]
+        """
+        return Columns({name: (as_numbers(texts), as_hashes(texts)) for name, texts in cells.items()})
+
+    def find(self, conditions: Sequence[Condition]) -> list[Pool]:
+        """The candidates of every input that meet all conditions, of which there is at least one."""
+        first, *others = conditions
+        pools = self._column(first).find(first.low, first.high)
+        for other in others:
+            column, ends = self._column(other), zip(other.low, other.high, strict=True)
+            pools = [column.keep(pool, *two) if size_of(pool) else pool for pool, two in zip(pools, ends, strict=True)]
+        return pools
+
+    def numbers(self, name: str) -> np.ndarray:  # (c,)
+        return self._columns[name][0].values
+
+    def check(self, name: str) -> None:
+        if name not in self._columns:
+            there = f"Their columns: {', '.join(self.names)}." if self.names else "They have no columns."
+            raise InputError(f"The candidates have no column {name!r}. {there}")
+
+    def _column(self, condition: Condition) -> Column:
+        self.check(condition.column)
+        numbers, hashes = self._columns[condition.column]
+        if condition.low.dtype == np.int64:
+            return hashes
+        if np.isnan(numbers.values).all():
+            raise InputError(f"The column {condition.column!r} of the candidates holds no numbers.")
+        return numbers
