@@ -9,10 +9,10 @@ import pytest
 import scipy.sparse as sp
 from torch import Generator
 
-from dsokr import chem, decoders, kernels, sketch_basis, sketches
+from dsokr import chem, decoders, kernels, sketch_basis, sketches, spectra
 from dsokr.commands import columns, kinds, predictor
 from dsokr.commands.cells import guess_input, guess_output
-from dsokr.commands.columns import Image, Labels, Letters, Molecule, Ranking, SmilesLetters, String, Text, Vector
+from dsokr.commands.columns import Image, Labels, Letters, Molecule, Peaks, Ranking, SmilesLetters, String, Text, Vector
 from dsokr.decoders import EmbeddedOutputs
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.outputs import as_outputs
@@ -155,6 +155,26 @@ def test_rows_of_zeros_are_sparse_and_as_they_are():
     assert (read.values.toarray() == [[7 * (place in (at, 150)) for place in range(200)] for at in range(5)]).all()
     assert read.bad == {5: "There must be 200 numbers. Got 2.", 6: "'x' is not a number."}
     assert parse_expression(write_expression(kind, columns), columns) == kind
+
+
+def test_spectra_are_binned_peaks_and_losses():
+    cells = ["50.2:100 80.1:400", "60:1 61:2 62:3"]
+    assert guess_input(["peaks"], cells, str) == "spectrum"
+    assert guess_input(["peaks", "mz"], [f"{cell};130.1" for cell in cells], str) == "spectrum"
+    assert guess_input(["time"], ["12:30", "9:15"], str) == "string"  # one of each: a time
+    assert guess_input(["t"], ["a:1 b:2", "c:3 d:4"], str) == "text"
+    peaks = [spectra.parse(cell, 130.1) for cell in cells]
+    alone, both = Peaks(("p",), width=0.5), Peaks(("p", "mz"), width=0.5)
+    assert (alone.read(cells).values != spectra.bins(peaks, 0.5, losses=False)).nnz == 0
+    assert (both.read([f"{cell};130.1" for cell in cells]).values != spectra.bins(peaks, 0.5)).nnz == 0
+    assert both.read([f"{cells[0]};", f"{cells[0]};x", ";130"]).bad == {
+        0: "The cell is empty.",
+        1: "'x' is not a number.",
+        2: "The cell is empty.",
+    }
+    with pytest.raises(InputError, match="Peaks.width must be positive and finite. Got 0"):
+        Peaks(width=0)
+    assert parse_expression(write_expression(both, columns), columns) == both
 
 
 @pytest.mark.parametrize("kind", [Molecule(), Molecule(counts=False), Molecule(as_graph=True), SmilesLetters()])

@@ -407,9 +407,35 @@ def test_a_table_of_zeros_is_learned_from_as_sparse(dsokr, tmp_path):
     assert "x119 as vector" in dsokr("fit", *again, "--epochs", "2").stderr  # networks read no sparse rows
     sparse = ("--input-kind", "Vector(sparse=True)")
     error = dsokr("fit", *again, *sparse, "--epochs", "2", expect=1).stderr
-    assert "Networks read no sparse inputs. Use --input-kind vector, or no options of networks." in error
+    assert "Networks read no sparse inputs: leave out --network, --epochs and the like. Use --input" in error
     wrong = dsokr("fit", *again[:-4], "--output-kind", sparse[1], *again[-4:], expect=1).stderr
     assert "--output-kind Vector(sparse=True): only inputs can be sparse." in wrong
+
+
+def test_from_spectra_to_molecules(dsokr, tmp_path, smiles):
+    """Peaks at twice the masses of the atoms, in an MGF file."""
+    rng = np.random.default_rng(0)
+    spectra = []
+    for number, molecule in enumerate(smiles[:30]):
+        for _ in range(2):
+            masses = sorted({label * 2.0 + bonds for label in chem.graph(molecule).labels for bonds in (0, 1)})
+            peaks = "\n".join(f"{mass:.2f} {rng.integers(50, 100)}" for mass in masses)
+            fields = f"PEPMASS={100 + number}\nCHARGE=1\nSMILES={molecule}\nINCHIKEY14=k{number}"
+            spectra.append(f"BEGIN IONS\n{fields}\n{peaks}\nEND IONS\n")
+    (tmp_path / "t.mgf").write_text("\n".join(spectra))
+    arguments = ("fit", "--train", tmp_path / "t.mgf", "--output", "smiles", "--group", "inchikey14", "--input")
+    done = dsokr(*arguments, "peaks,precursor_mz", "--device", "cpu", "--out", tmp_path / "m", "--json")
+    facts = json.loads(done.stdout)
+    assert facts["chosen"]["input"] == "peaks, precursor_mz as sparse spectrum" and facts["validation"]["known"] == 0
+    dsokr("predict", tmp_path / "m", tmp_path / "t.mgf", "--keep", "smiles", "--out", tmp_path / "p.csv")
+    rows = read(tmp_path / "p.csv")
+    assert sum(row["prediction"] == row["smiles"] for row in rows) > 40  # of 60
+    error = dsokr(*arguments, "peaks", "--epochs", "3", "--out", tmp_path / "n", expect=1).stderr
+    assert error.endswith("Networks read no sparse inputs: leave out --network, --epochs and the like.\n")
+    error = dsokr(
+        *arguments, "peaks,pepmass,charge", "--input-kind", "spectrum", "--out", tmp_path / "n", expect=1
+    ).stderr
+    assert "A spectrum has a column of peaks and one of precursors at most. Got peaks, pepmass" in error
 
 
 def test_lists_of_different_lengths_are_named(dsokr, tmp_path):
@@ -726,7 +752,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
             f"{VECTOR} --regressor Forest() --seeds 2",
             "and --seeds are for networks: write them into --reg",
         ),
-        (f"{VECTOR} --dim 1000", "dim must be"),
+        (f"{VECTOR} --dim 1000", "A basis of dimension 1 has 1 to 1 leading directions. Got 1000."),
         (f"{VECTOR} --network CNN", "CNN does not read vector inputs. Use MLP."),
         (f"{VECTOR} --network NN", "there is no NN. Choose from CNN, CharTransformer"),
         (f"{SMILES} --network MLP", "MLP does not read text inputs. Use WordBag or TextEncoder."),
@@ -743,7 +769,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
         (f"{VECTOR} --learning-rate nan", "--learning-rate must be positive and finite. Got nan."),
         (f"{VECTOR} --device tpu", "Unknown device 'tpu'"),
         (f"{VECTOR} --regressor Forest --network MLP", "--regressor and --network exclude each other"),
-        (f"{VECTOR} --regressor Forest --epochs 3", "--epochs, --batch-size, --learning-rate and --patience go into"),
+        (f"{VECTOR} --regressor Forest --epochs 3", "--epochs, --batch-size, --learning-rate, --patience, --loss"),
         (f"{VECTOR} --network MLP --budget 9s", "--budget is kept by choosing what to fit. Got --network beside it."),
         (f"{VECTOR} --budget soon", "Auto.budget must be a time, such as '10 s', '5 min' or '2 h'. Got 'soon'."),
         (f"{VECTOR} --regressor Forrest", "there is no Forrest. Choose from Auto, Boosted, Forest"),

@@ -79,6 +79,26 @@ def test_without_openpyxl_the_extra_is_named(tmp_path, monkeypatch):
         read(tmp_path / "t.xlsx")
 
 
+def test_spectra_are_rows_with_their_fields(tmp_path):
+    text = "BEGIN IONS\nPEPMASS=181.07 55\nSMILES=CCO\n50.1 10 1+\n60.2 20\nEND IONS\nBEGIN IONS\nCHARGE=1+\nEND IONS\n"
+    with gzip.open(tmp_path / "t.mgf.gz", "wt") as file:
+        file.write(text)
+    rows = read(tmp_path / "t.mgf.gz")
+    assert rows.numbers == [6, 9] and list(rows.cells) == ["pepmass", "smiles", "charge", "precursor_mz", "peaks"]
+    assert rows.cells["precursor_mz"] == ["181.07", ""] and rows.cells["peaks"] == ["50.1:10 60.2:20", ""]
+    assert read(tmp_path / "t.mgf.gz", ["smiles"]).cells == {"smiles": ["CCO", ""]}
+    (tmp_path / "t.msp").write_text("Name: a\nPrecursor_mz: 99.5\nNum peaks: 2\n50 1; 60 2\n\nName: b\nNum peaks: 0\n")
+    assert read(tmp_path / "t.msp").cells == {
+        "name": ["a", "b"],
+        "precursor_mz": ["99.5", ""],
+        "num peaks": ["2", "0"],
+        "peaks": ["50:1 60:2", ""],
+    }
+    (tmp_path / "t.msp").write_text("\n")
+    with pytest.raises(InputError, match="t.msp has no spectra"):
+        read(tmp_path / "t.msp")
+
+
 def test_lists_in_json_and_parquet_become_cells(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"v": [1, 2.5], "tags": ["a", "b"], "on": true, "none": null}\n')
     cells = {name: cells[0] for name, cells in read(tmp_path / "t.jsonl").cells.items()}

@@ -95,6 +95,8 @@ def guess_input(columns: Sequence[str], cells: Sequence[str], locate: Callable[[
     ('image', 'text')
     """
     texts = _sample(cells)
+    if len(columns) <= 2 and _fits(texts, _are_peaks):
+        return "spectrum"
     if len(columns) > 1 or _fits(texts, _is_numbers):
         return "Vector(sparse=True)" if _are_sparse(columns, texts) else "vector"
     if _fits(texts, lambda text: text.lower().endswith(PICTURES)):
@@ -167,6 +169,12 @@ def _are_sparse(columns: Sequence[str], texts: list[str]) -> bool:
     return sum(map(len, rows)) >= MANY * max(len(rows), 1) and sum(map(np.count_nonzero, rows)) <= (1 - MOST) * sum(
         map(len, rows)
     )
+
+
+def _are_peaks(text: str) -> bool:
+    """Whether a cell holds two or more peaks, mz:intensity; a precursor may follow, of another column."""
+    peaks = [part.split(":") for part in (text.rpartition(";")[0] or text).split()]
+    return len(peaks) > 1 and all(len(peak) == 2 and all(map(_is_numbers, peak)) for peak in peaks)
 
 
 def _resembles_numbers(text: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import scipy.sparse as sp
 
+from dsokr import spectra
 from dsokr.commands.cells import NO_LABEL, SAMPLE, count_of, load_picture, parse_numbers, parse_text, shorten, suggest
 from dsokr.commands.kinds import Kind, OutputKind, parse_good
 from dsokr.errors import InputError, check_fields
@@ -141,6 +142,38 @@ class Image(Kind):
         small = picture.convert(self.mode or "RGB").resize((self.side, self.side))
         pixels = np.asarray(small, dtype=np.float32) / 255
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+@dataclass(frozen=True)
+class Peaks(Kind):
+    """Spectra as peaks, mz:intensity, in bins; with the m/z of the precursor in a second column, also its losses.
+
+    >>> Peaks(heaviest=200.0, width=1.0).read(["50.2:100 80.1:400", "50.2"]).bad
+    {1: "A peak must be an m/z and an intensity. Got '50.2'."}
+    """
+
+    name: ClassVar[str] = "spectrum"
+    sparse: ClassVar[bool] = True
+    width: float = 0.1
+    heaviest: float = 1000.0
+    intensity: spectra.Intensity = "sqrt"
+
+    def __post_init__(self) -> None:
+        check_fields(self, width="(0, inf)", heaviest="(0, inf)")
+        if len(self.columns) > 2:
+            got = ", ".join(self.columns)
+            raise InputError(f"A spectrum has a column of peaks and one of precursors at most. Got {got}.")
+
+    def parse(self, cells: Sequence[str]) -> sp.csr_array:
+        found = [self._parse_one(parse_text(cell)) for cell in cells]
+        has_precursor = len(self.columns) == 2
+        return spectra.bins(found, self.width, losses=has_precursor, heaviest=self.heaviest, intensity=self.intensity)
+
+    def _parse_one(self, text: str) -> spectra.Spectrum:
+        if len(self.columns) < 2:
+            return spectra.parse(text)
+        peaks, _, precursor = text.rpartition(";")
+        return spectra.parse(parse_text(peaks), parse_numbers(precursor)[0])
 
 
 @dataclass(frozen=True)
@@ -298,5 +331,5 @@ class Molecule(OutputKind):
         return replace(self, as_graph=isinstance(kernel, FeatureKernel))
 
 
-INPUTS: Mapping[str, type[Kind]] = {kind.name: kind for kind in (Vector, Text, Letters, SmilesLetters, Image)}
+INPUTS: Mapping[str, type[Kind]] = {kind.name: kind for kind in (Vector, Text, Letters, SmilesLetters, Image, Peaks)}
 OUTPUTS: Mapping[str, type[OutputKind]] = {kind.name: kind for kind in (Vector, Labels, Ranking, String, Molecule)}

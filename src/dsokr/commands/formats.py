@@ -21,6 +21,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
+from dsokr import spectra
 from dsokr.commands.cells import count_of
 from dsokr.errors import InputError, import_extra
 
@@ -191,6 +192,23 @@ def _read_sheet(path: Path, columns: list[str]) -> Iterator[Record]:
             yield number, [row[place] if place < len(row) else "" for place in places]
 
 
+def _read_spectra(path: Path, columns: list[str]) -> Iterator[Record]:
+    """Read spectra of an MGF or MSP file: a row each, numbered by its last line, with its peaks and all its fields."""
+    names = dict.fromkeys(chain.from_iterable(fields for _, fields, _ in islice(_read_records(path), NAMES_SAMPLE)))
+    if not names:
+        raise InputError(f"{path} has no spectra.")
+    yield 0, [*dict.fromkeys([*names, "precursor_mz", "peaks"])]
+    for number, fields, peaks in _read_records(path):
+        precursor = next((fields[name] for name in spectra.PRECURSORS if fields.get(name)), "")
+        cells = {"precursor_mz": precursor.partition(" ")[0], **fields, "peaks": " ".join(map(":".join, peaks))}
+        yield number, [cells.get(name, "") for name in columns]
+
+
+def _read_records(path: Path) -> Iterator[spectra.Record]:
+    with open_text(path) as file:
+        yield from spectra.READERS[file_format(path)[1:]](file)
+
+
 def _open_zstd(path: Path, mode: str) -> Any:
     arrow = import_extra("pyarrow", "tables")
     return (arrow.input_stream if "r" in mode else arrow.output_stream)(str(path), compression="zstd")
@@ -201,6 +219,7 @@ READERS: Mapping[str, Callable[[Path, list[str]], Iterator[Record]]] = {  # each
     **dict.fromkeys((".jsonl", ".ndjson"), _read_json),
     ".parquet": _read_parquet,
     ".xlsx": _read_sheet,
+    **dict.fromkeys((".mgf", ".msp"), _read_spectra),
     **dict.fromkeys((".smi", ".smiles"), _read_smiles),
     ".txt": _read_list,
 }

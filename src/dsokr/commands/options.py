@@ -76,7 +76,7 @@ class FitOptions(Options):
     input: Annotated[list[str], typer.Option("--input", "--input-columns", help="Inputs: x, or a,b,c, or x*.")]
     output: Annotated[list[str], typer.Option("--output", "--output-columns", help="Outputs: y, or a,b,c, or y*.")]
     out: Annotated[Path, typer.Option(help="Folder for the model and its report.")]
-    input_kind: Annotated[str, typer.Option(help="vector, text, string, smiles or image.")] = "auto"
+    input_kind: Annotated[str, typer.Option(help="vector, text, string, smiles, image or spectrum.")] = "auto"
     output_kind: Annotated[str, typer.Option(help="vector, labels, ranking, string or smiles.")] = "auto"
     kernel: Annotated[str, typer.Option(help='Kernel on the outputs, such as "Gaussian(0.5)".')] = "auto"
     regressor: Annotated[str, typer.Option(help='What learns from the inputs, such as "Forest()".')] = "auto"

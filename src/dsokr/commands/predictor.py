@@ -304,11 +304,12 @@ def choose_regressor(options: FitOptions, input: Kind, n: int, ranks: bool) -> R
     """Make the regressor: an expression, a network, or what suits the inputs."""
     training = {name: value for name in OF_TRAINING if (value := getattr(options, name)) is not None}
     if getattr(input, "sparse", False) and options.regressor == "auto" and wants_network(options):
-        raise InputError("Networks read no sparse inputs. Use --input-kind vector, or no options of networks.")
+        advice = " Use --input-kind vector." if input.name == "vector" else ""
+        raise InputError(f"Networks read no sparse inputs: leave out --network, --epochs and the like.{advice}")
     if options.regressor != "auto":
         return parse_part(options.regressor, regressors, "--regressor", networks, losses, kernels, sketches)
     if options.network == "auto" and not options.encoder:
-        kind: Any = "auto" if input.name in ("vector", "image") else input.name
+        kind: Any = "auto" if input.name in ("vector", "image", "spectrum") else input.name
         is_open = options.loss == "auto" and options.temperature is None
         loss = None if is_open else _choose_loss(options, ranks)
         return Auto(options.budget, kind, training, loss=loss, seeds=options.seeds)
