@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "dsokr"
 LAYERS = [
     {"errors"},
     {"compute", "files"},
-    {"graphs"},
+    {"graphs", "spectra"},
     {"outputs"},
     {"rules"},
     {"chem", "kernels", "losses", "metrics"},

@@ -1,0 +1,234 @@
+"""Mass spectra: peaks from texts and from MGF and MSP files, and sparse tables of binned peaks for any regressor."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TextIO
+
+import numpy as np
+import scipy.sparse as sp
+
+from dsokr.errors import InputError
+
+Intensity = Literal["sqrt", "log", "linear"]
+
+SCALES: dict[Intensity, Callable[[np.ndarray], np.ndarray]] = {
+    "sqrt": np.sqrt,
+    "log": lambda share: np.log1p(1000 * share) / np.log(1001),
+    "linear": lambda share: share,
+}
+PRECURSORS = ("pepmass", "precursormz", "precursor_mz", "precursor m/z")  # what files call it, in lower case
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """The peaks of a spectrum by increasing m/z, the m/z of its precursor if known, and what else a file says of it.
+
+    >>> Spectrum([50.2, 80.1], [100, 400], precursor=130.0).mz
+    array([50.2, 80.1])
+    """
+
+    mz: np.ndarray  # (peaks,)
+    intensity: np.ndarray  # (peaks,), in any unit
+    precursor: float | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("mz", "intensity"):
+            object.__setattr__(self, name, _as_numbers(name, getattr(self, name)))
+        if self.mz.shape != self.intensity.shape:
+            raise InputError(f"A spectrum has {self.mz.size} m/z and {self.intensity.size} intensities.")
+        if not self.intensity.any():
+            raise InputError("A spectrum must have a peak with an intensity above 0.")
+        if (fall := np.flatnonzero(np.diff(self.mz) < 0)).size:
+            after, before = self.mz[fall[0] + 1], self.mz[fall[0]]
+            raise InputError(f"The peaks of a spectrum must be sorted by m/z. Got {after:g} after {before:g}.")
+        if self.precursor is not None and not 0 < self.precursor < np.inf:
+            raise InputError(f"The m/z of a precursor must be positive and finite. Got {self.precursor}.")
+
+    def __len__(self) -> int:
+        return len(self.mz)
+
+
+def _as_numbers(name: str, values: object) -> np.ndarray:
+    try:
+        numbers = np.asarray(values, float)
+    except (TypeError, ValueError):
+        raise InputError(f"The {name} of peaks must be numbers. Got {values!r:.80}.") from None
+    if numbers.ndim != 1:
+        raise InputError(f"The {name} of peaks must be one list of numbers. Got {numbers.ndim} dimensions.")
+    if (bad := np.flatnonzero(~((numbers >= 0) & (numbers < np.inf)))).size:
+        raise InputError(
+            f"The {name} of peaks must be at least 0 and finite. Got {numbers[bad[0]]} at peak {bad[0] + 1}."
+        )
+    return numbers
+
+
+def parse(text: str, precursor: float | None = None) -> Spectrum:
+    """Read peaks ``mz:intensity mz:intensity``, or ``mz intensity`` separated by semicolons or line ends.
+
+    >>> parse("50.2:100 80.1:400").intensity, parse("50.2 100; 80.1 400").intensity
+    (array([100., 400.]), array([100., 400.]))
+    """
+    items = (
+        text.replace(";", " ").split() if ":" in text else [item for item in re.split("[;\n]", text) if item.strip()]
+    )
+    return _make_spectrum([item.split(":" if ":" in text else None) for item in items], precursor)
+
+
+def _make_spectrum(cells: list[list[str]], precursor: float | None, metadata: dict[str, str] | None = None) -> Spectrum:
+    """A spectrum from the cells of its peaks, two each."""
+    if (wrong := next((peak for peak in cells if len(peak) != 2), None)) is not None:
+        raise InputError(f"A peak must be an m/z and an intensity. Got {' '.join(wrong)!r:.80}.")
+    return Spectrum([mz for mz, _ in cells], [size for _, size in cells], precursor, metadata or {})  # type: ignore[arg-type] # arrays are made there
+
+
+def read(path: str | Path) -> list[Spectrum]:
+    """Read all spectra of a file whose name ends in .mgf or .msp, or in these and .gz.
+
+    The metadata are the fields of the file, by their names in lower case.
+    """
+    path = Path(path)
+    kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
+    if kind not in READERS:
+        raise InputError(f"{path}: the name of a file of spectra must end in .mgf or .msp, or in these and .gz.")
+    with (
+        gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig") as file
+    ):
+        return [_make_record(path, *record) for record in READERS[kind](file)]
+
+
+Record = tuple[int, dict[str, str], list[list[str]]]  # the number of its last line, fields, cells of peaks
+
+
+def _make_record(path: Path, line: int, metadata: dict[str, str], cells: list[list[str]]) -> Spectrum:
+    given = next((metadata[name] for name in PRECURSORS if metadata.get(name)), None)
+    try:
+        if metadata.get("num peaks", str(len(cells))) != str(len(cells)):
+            raise InputError(f"{metadata['num peaks']} peaks are announced and {len(cells)} are there.")
+        return _make_spectrum(cells, None if given is None else _read_precursor(given), metadata)
+    except InputError as error:
+        raise InputError(f"{path}, the spectrum that ends at line {line}: {error}") from error
+
+
+def _read_precursor(text: str) -> float:
+    """The first number: MGF files may have an intensity behind it."""
+    try:
+        return float(text.split()[0])
+    except ValueError:
+        raise InputError(f"The m/z of a precursor must be a number. Got {text!r:.80}.") from None
+
+
+def _read_mgf(file: TextIO) -> Iterator[Record]:
+    fields: dict[str, str] | None = None  # None: between spectra
+    cells: list[list[str]] = []
+    number = 0
+    for number, line in enumerate(map(str.strip, file), start=1):
+        if line == "BEGIN IONS":
+            fields, cells = {}, []
+        elif fields is None or not line or line[0] in "#;!/":
+            continue
+        elif line == "END IONS":
+            yield number, fields, cells
+            fields = None
+        elif "=" in line:
+            name, _, value = line.partition("=")
+            fields[name.strip().lower()] = value.strip()
+        else:
+            cells.append(line.split()[:2])  # a charge may follow
+    if fields is not None:
+        raise InputError(f"{file.name}, line {number}: the last spectrum has no END IONS.")
+
+
+def _read_msp(file: TextIO) -> Iterator[Record]:
+    fields: dict[str, str] = {}
+    cells: list[list[str]] = []
+    for number, line in enumerate((*map(str.strip, file), ""), start=1):
+        if not line and fields:
+            yield number - 1, fields, cells
+            fields, cells = {}, []
+        elif "num peaks" in fields:
+            peaks = re.sub('"[^"]*"', "", line).split(";")  # without notes
+            cells += [peak.split()[:2] for peak in peaks if peak.strip()]
+        elif line:
+            name, _, value = line.partition(":")
+            fields[name.strip().lower()] = value.strip()
+
+
+READERS: dict[str, Callable[[TextIO], Iterator[Record]]] = {"mgf": _read_mgf, "msp": _read_msp}
+
+
+def bins(
+    spectra: Sequence[Spectrum],
+    width: float = 0.1,
+    *,
+    losses: bool = True,
+    heaviest: float = 1000.0,
+    intensity: Intensity = "sqrt",
+) -> sp.csr_array:  # (n, bins), or (n, 2 · bins) with losses
+    """Add up the peaks of every spectrum in bins of m/z and, with ``losses``, of precursor − m/z behind them.
+
+    Intensities are relative to the largest of their spectrum; then the sum of every bin is rescaled. Bins are centred
+    at the multiples of ``width``, from 0 to ``heaviest``; peaks and losses beyond are left out.
+
+    >>> X = bins([Spectrum([50.2, 80.1], [100, 400], precursor=130.1)], width=0.5)
+    >>> dict(zip(X.indices.tolist(), X.data.tolist()))
+    {100: 0.5, 160: 1.0, 2101: 1.0, 2161: 0.5}
+    """
+    if not 0 < width <= heaviest < np.inf:
+        raise InputError(f"Bins need 0 < width <= heaviest. Got width={width} and heaviest={heaviest}.")
+    if intensity not in SCALES:
+        raise InputError(f"intensity must be one of {', '.join(map(repr, SCALES))}. Got {intensity!r}.")
+    shares = [_shares(one) for one in spectra]
+    values = [[one.mz for one in spectra]]
+    if losses:
+        values.append([_find_precursor(one, index) - one.mz for index, one in enumerate(spectra)])
+    table = sp.hstack([_fill_bins(own, shares, width, int(heaviest / width) + 1) for own in values], format="csr")
+    table.data = SCALES[intensity](table.data)
+    return table
+
+
+def _find_precursor(spectrum: Spectrum, index: int) -> float:
+    if spectrum.precursor is None:
+        raise InputError(f"The spectrum at index {index} has no precursor: give its m/z, or use losses=False.")
+    return spectrum.precursor
+
+
+def _fill_bins(values: list[np.ndarray], shares: list[np.ndarray], width: float, count: int) -> sp.csr_array:
+    rows = np.repeat(np.arange(len(values)), [len(own) for own in values])
+    columns = np.rint(np.concatenate([np.empty(0), *values]) / width)
+    kept = (columns >= 0) & (columns < count)
+    at = rows[kept], columns[kept].astype(int)
+    return sp.coo_array((np.concatenate([np.empty(0), *shares])[kept], at), shape=(len(values), count)).tocsr()
+
+
+def _shares(spectrum: Spectrum) -> np.ndarray:
+    return spectrum.intensity / spectrum.intensity.max()
+
+
+def pool(spectra: Sequence[Spectrum], keys: Sequence[Hashable]) -> list[Spectrum]:
+    """Average the spectra that share a key, such as a molecule, each relative to its largest peak.
+
+    They come in the order in which keys occur first, with the precursor of the first and the metadata that all share.
+
+    >>> [one] = pool([parse("50:10 60:5"), parse("60:8")], ["A", "A"])
+    >>> one.mz, one.intensity
+    (array([50., 60., 60.]), array([0.5 , 0.25, 0.5 ]))
+    """
+    if len(spectra) != len(keys):
+        raise InputError(f"pool needs a key for every spectrum. Got {len(keys)} keys of {len(spectra)} spectra.")
+    groups: dict[Hashable, list[Spectrum]] = {}
+    for spectrum, key in zip(spectra, keys, strict=True):
+        groups.setdefault(key, []).append(spectrum)
+    return [_average(group) for group in groups.values()]
+
+
+def _average(group: list[Spectrum]) -> Spectrum:
+    mz, share = np.concatenate([one.mz for one in group]), np.concatenate([_shares(one) for one in group])
+    order = mz.argsort(kind="stable")
+    shared = set.intersection(*(set(one.metadata.items()) for one in group))
+    return Spectrum(mz[order], share[order] / len(group), group[0].precursor, dict(sorted(shared)))
