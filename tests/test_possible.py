@@ -1,6 +1,7 @@
 """Candidates that are possible for each input, on the command line: --match, --within, --candidates-for."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -202,3 +203,34 @@ def test_a_row_without_a_number_is_skipped_and_one_without_candidates_counted(ds
     assert "row 3" in done.stderr and "precursor_mz-1.00728 is not a number here: precursor_mz is 'n/a'." in done.stderr
     assert "No candidate is possible for 1 input." in done.stdout
     assert {int(row["row"]) for row in read(tmp_path / "r.csv")} == {2, *range(5, 26)}
+
+
+def test_sets_among_possible_candidates_hold_the_right_one(dsokr, tables, model, tmp_path, smiles):  # noqa: F811
+    known, rows = set(smiles), []
+    for s in chem.many_smiles(molecules.generate(700, seed=1, max_atoms=6)):
+        if s not in known:
+            known.add(s)
+            rows.append([f"{_describe(s)} new{len(rows)}", s, chem.mass(s) + PROTON])
+    header = ["text", "smiles", "precursor_mz"]
+    library = tmp_path / "library.smi"
+    library.write_text("\n".join(sorted(known)))
+    pairs, test = (write(tmp_path / f"{i}.csv", header, rows[i::2]) for i in range(2))
+    own = tmp_path / "model"
+    shutil.copytree(model, own)
+    rank = ("rank", own, test, "--candidates", library, "--out", tmp_path / "r.csv", "--coverage", "0.8")
+    wish = ("--within", "exact_mass=precursor_mz-1.00728:10ppm")
+    dsokr("calibrate", own, pairs)
+    message = "The model was calibrated without conditions. Use the same --match and --within for both."
+    assert message in dsokr(*rank, *wish, expect=1).stderr
+    dsokr("calibrate", own, pairs, *wish)
+    assert "calibrated on exact_mass." in dsokr(*rank, "--match", "formula=smiles", expect=1).stderr
+    dsokr(*rank, *wish)
+    sets = {}
+    for row in read(tmp_path / "r.csv"):
+        sets.setdefault(int(row["row"]) - 2, []).append(row)
+    right = [any(hit["prediction"] == row[1] for hit in sets[at]) for at, row in enumerate(rows[1::2])]
+    sizes = [len(some) for some in sets.values()]
+    pools = [sum(abs(chem.mass(s) - (row[2] - PROTON)) < 1e-3 for s in known) for row in rows[1::2]]
+    assert 0.7 < np.mean(right) < 0.95 and np.mean(sizes) < 0.9 * np.mean(pools)
+    for some in sets.values():
+        assert sum(float(hit["probability"]) for hit in some) <= 1 + 1e-6

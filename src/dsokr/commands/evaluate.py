@@ -20,8 +20,8 @@ from dsokr.commands.guarantee import check_promises
 from dsokr.commands.kinds import Kind
 from dsokr.commands.library import Library
 from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
-from dsokr.commands.possible import Possible, complete
-from dsokr.commands.predictor import Pairs, Predictor, read_pairs
+from dsokr.commands.possible import Possible, complete, read_test
+from dsokr.commands.predictor import Pairs, Predictor
 from dsokr.commands.reasons import check_page
 from dsokr.commands.tables import Problems, Table
 from dsokr.decoders.pools import size_of
@@ -63,7 +63,7 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     if options.candidates is None and options.candidates_column is not None:
         raise InputError("--candidates-column is about candidates. Name them with --candidates.")
     predictor, possible = Predictor.load(options.model, options.device), Possible(options)
-    (pairs, conditions), listed = read_test(predictor, options.test, problems, possible), None
+    (pairs, conditions, _), listed = read_test(predictor, Table(options.test), problems, possible), None
     if options.candidates is not None:
         wanted = possible.columns
         library = Library(predictor, options.candidates, options.candidates_column, problems, wanted)
@@ -97,22 +97,6 @@ class Listing(NamedTuple):
         places = list(first.values())
         columns = {name: take(cells, places) for name, cells in self.columns.items()}
         return {key: self.cells[at] for key, at in first.items()}, Listing(take(self.cells, places), columns)
-
-
-def read_test(
-    predictor: Predictor, path: Path, problems: Problems, possible: Possible
-) -> tuple[Pairs, list[Condition]]:
-    """Read the pairs of a table that has the columns of training, and what candidates of each must have."""
-    input, output, table = predictor.input, predictor.output, Table(path)
-    rows = table.read(problems, [*input.columns, *output.columns, *possible.names(table)])
-    conditions = possible.compute(rows, problems)
-    pairs = read_pairs(rows, input, output, predictor.basis.kernel, problems)
-    usable = [at for at, row in enumerate(pairs.rows) if (str(path), row) not in problems.found]
-    if not usable:
-        raise table.unusable(problems)
-    place = {row: at for at, row in enumerate(rows.numbers)}
-    at = [place[pairs.rows[one]] for one in usable]
-    return pairs.take(usable), [condition.take(at) for condition in conditions]
 
 
 def evaluate(
@@ -294,7 +278,7 @@ def report(options: ReportOptions, problems: Problems, say: Say) -> Result:
     if options.test is None:
         write_report(predictor, options.out, str(options.model))
     else:
-        test, conditions = read_test(predictor, options.test, problems, possible)
+        test, conditions, _ = read_test(predictor, Table(options.test), problems, possible)
         write_report(predictor, options.out, str(options.model), test, options.test.name, conditions)
     return Result({"report": str(options.out)}, [f"The report: {options.out}"])
 

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from dsokr.commands.cells import count_of
 from dsokr.commands.options import CalibrateOptions, PredictOptions, Result, Say
-from dsokr.commands.predictor import Pairs, Predictor, read_pairs
+from dsokr.commands.possible import Possible, read_test
+from dsokr.commands.predictor import Pairs, Predictor
 from dsokr.commands.tables import Problems, Table
 from dsokr.conformal import FILE, Calibration, Conformal
 from dsokr.files import replace_file
+from dsokr.outputs import canonical, take
 
 COVERAGES = (0.8, 0.9, 0.95)
 BINS = 10  # of a reliability diagram
@@ -21,12 +23,14 @@ def calibrate(options: CalibrateOptions, problems: Problems, say: Say) -> Result
     """Calibrate a model on pairs that it was not trained on, and keep the calibration in its folder."""
     predictor, table = Predictor.load(options.model, options.device), Table(options.pairs)
     group = table.check_columns([options.group]) if options.group else []
-    rows = table.read(problems, [*predictor.input.columns, *predictor.output.columns, *group])
-    pairs = read_pairs(rows, predictor.input, predictor.output, predictor.basis.kernel, problems)
-    group_of = dict(zip(rows.numbers, rows.cells[group[0]], strict=True)) if group else {}
-    groups = [group_of[number] for number in pairs.rows] if group else None
-    sure = Conformal(predictor.model).calibrate(pairs.X, pairs.Y, groups)
+    pairs, conditions, rows = read_test(predictor, table, problems, Possible(options), group)
+    groups = take(rows.cells[group[0]], rows.places(pairs.rows)) if group else None
+    sure = Conformal(predictor.model)
+    if sure.is_list:  # candidates of other lists may be right
+        sure.known = sure.known.extended(*canonical(pairs.Y))
+    sure.calibrate(pairs.X, pairs.Y, groups)
     sure.pairs_["column"] = options.group  # where later tables have the groups
+    sure.pairs_["conditions"] = list(map(tuple, conditions))
     with replace_file(options.model / FILE) as draft:
         sure.write(draft)
     sizes = describe_sizes(sure, pairs, groups)

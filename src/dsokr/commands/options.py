@@ -152,7 +152,7 @@ class RankOptions(PredictOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateOptions(Options):
+class CalibrateOptions(PossibleOptions):
     """Learn from pairs that were not trained on how far to trust the model: for --coverage and --max-error."""
 
     model: Folder

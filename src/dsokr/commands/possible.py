@@ -15,6 +15,7 @@ import numpy as np
 from dsokr.commands.cells import shorten
 from dsokr.commands.columns import Labels, Molecule, OutputKind
 from dsokr.commands.options import PossibleOptions
+from dsokr.commands.predictor import Pairs, Predictor, read_pairs
 from dsokr.commands.tables import Problems, Rows, Table
 from dsokr.errors import InputError
 from dsokr.index import Condition
@@ -108,6 +109,34 @@ class Possible:
     def compute(self, rows: Rows, problems: Problems) -> list[Condition]:
         """What the candidates of every row must have; rows for which this is unknown are problems."""
         return [wish.compute(rows, problems) for wish in self.wishes]
+
+    def after(self, kept: Sequence[Any] | None, conditions: Sequence[Condition]) -> list[Condition]:
+        """Conditions after those of the calibration, which must be on the same columns."""
+        columns = [] if kept is None else [column for column, *_ in kept]
+        if columns != [condition.column for condition in conditions]:
+            with_what = f"on {', '.join(columns)}" if columns else "without conditions"
+            raise InputError(f"The model was calibrated {with_what}. Use the same --match and --within for both.")
+        pairs = zip(kept or (), conditions, strict=True)
+        return [
+            Condition(new.column, *(np.concatenate(both) for both in zip(old[1:], new[1:], strict=True)))
+            for old, new in pairs
+        ]
+
+
+def read_test(
+    predictor: Predictor, table: Table, problems: Problems, possible: Possible, further: Sequence[str] = ()
+) -> tuple[Pairs, list[Condition], Rows]:
+    """Read the pairs of a table that has the columns of training, and what candidates of each must have."""
+    input, output = predictor.input, predictor.output
+    rows = table.read(problems, [*input.columns, *output.columns, *further, *possible.names(table)])
+    conditions = possible.compute(rows, problems)
+    pairs = read_pairs(rows, input, output, predictor.basis.kernel, problems)
+    usable = [at for at, row in enumerate(pairs.rows) if (str(table.path), row) not in problems.found]
+    if not usable:
+        raise table.unusable(problems)
+    pairs = pairs.take(usable)
+    at = rows.places(pairs.rows)
+    return pairs, [condition.take(at) for condition in conditions], rows
 
 
 def read_within(text: str) -> Wish:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dsokr.commands.cells import count_of, parse_numbers, shorten
 from dsokr.commands.formats import without_compression
@@ -109,8 +110,6 @@ def _check_options(options: PredictOptions) -> None:
             raise InputError(
                 "--rule cannot be chosen with --coverage or --max-error: scores are calibrated by one rule."
             )
-    if (options.coverage is not None or options.max_error is not None) and (options.match or options.within):
-        raise InputError("--coverage and --max-error are calibrated for whole lists, not with --match or --within.")
     if options.explain is not None:
         check_page(options.explain, "explanation")
 
@@ -144,6 +143,7 @@ def _answer(
         return _answer_surely(predictor, sure, z, asked.groups, options), 0, 0
     if is_guarded and sure is not None:  # ranked for the calibration's inputs, too: this list is another
         top, z = LISTED, torch.cat([sure.pairs_["z"].to(z), z])
+        conditions = Possible(options).after(sure.pairs_.get("conditions"), conditions) if conditions else []
     if options.candidates is None or options.candidates.is_dir():
         index = open_index(predictor, options.candidates, describe=True)
         columns = [index.names, *(index.find_cells(name) for name in shown)]
@@ -159,7 +159,8 @@ def _answer(
         skipped = len(problems.by_row(library.table.path))
         counts = library.candidates, library.rows - library.candidates - skipped
     if is_guarded and sure is not None:
-        scores = torch.tensor([[hit[2] for hit in some] for some in hits], dtype=torch.float64)
+        parts = [torch.tensor([hit[2] for hit in some], dtype=torch.float64) for some in hits]
+        scores = pad_sequence(parts, batch_first=True, padding_value=-torch.inf)
         n = len(hits) - len(asked.z)
         guard = Guard(sure.calibrate_for(scores[:n]), options, asked.groups)
         hits = _guard(guard, asked.z, scores[n:], hits[n:])

@@ -92,6 +92,11 @@ class Rows:
         """Return one cell for each row; those of several columns are joined by ;"""
         return list(map(";".join, zip(*(self.cells[name] for name in columns), strict=True)))
 
+    def places(self, numbers: Sequence[int]) -> list[int]:
+        """Where rows of these numbers stand."""
+        place = {number: at for at, number in enumerate(self.numbers)}
+        return [place[number] for number in numbers]
+
 
 class Table:
     """A file of rows and named columns. CSV and TSV have a header row; in lists only the first column counts."""

@@ -77,8 +77,8 @@ class Calibration:
         tuned, rest = order.split([t := min(MOST_TUNED, round(TUNED * n)), n - t])
         some = tuned[own[tuned].isfinite()]
         if len(some) < 2:
-            why = "Their right answers are not among the candidates." if t >= 2 else ""
-            raise InputError(f"Calibration needs at least 6 pairs that can be answered. Got {n}. {why}".strip())
+            why = ", whose right answers are not among the candidates" if t >= 2 else ""
+            raise InputError(f"Calibration needs at least 6 pairs that can be answered. Got {n}{why}.")
         by_length, temperature = _fit_temperature(z[some], scores[some], own[some])
         unit = _measure(z, temperature, by_length)
         odds = _log_odds(unit, scores)
