@@ -12,7 +12,17 @@ from dsokr.errors import DSOKRError, Interrupted
 from studies.results import write_table
 from studies.study import Session, Study
 
-NAMES = ("synthetic", "smi2mol", "chebi20", "multilabel", "label_ranking", "strings", "vectors", "guarantees")
+NAMES = (
+    "synthetic",
+    "smi2mol",
+    "chebi20",
+    "multilabel",
+    "label_ranking",
+    "strings",
+    "vectors",
+    "guarantees",
+    "massbank",
+)
 
 
 def make_parser() -> argparse.ArgumentParser:

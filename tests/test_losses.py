@@ -103,3 +103,23 @@ def test_ranked_takes_any_function_of_the_squared_distance():
     assert torch.equal(by_function, by_loss)
     with pytest.raises(InputError, match="loss must be a losses.Loss"):
         losses.Ranked(base="mse")
+
+
+def test_only_outputs_with_close_numbers_are_rivals():
+    """As if the others were not there."""
+    targets = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    z, mass = targets.roll(1, 0), torch.tensor([100.0, 100.1, 250.0, 250.05, 100.05, 400.0])
+    ranked = losses.Ranked(within=0.2, numbers=mass).among(targets)
+    for rivals in ([0, 1, 4], [2, 3]):
+        alone = losses.Ranked().among(targets[rivals]).ranking(z[rivals], targets[rivals])
+        assert ranked.ranking(z[rivals], targets[rivals]) == pytest.approx(alone.item())
+    assert ranked.ranking(z[[5]], targets[[5]]).item() == 0  # nothing to be compared with
+    assert losses.Ranked(within=1e3, numbers=mass).among(targets).ranking(z, targets).item() == pytest.approx(
+        losses.Ranked().among(targets).ranking(z, targets).item()
+    )
+
+
+@pytest.mark.parametrize("numbers", [None, [1.0, 2.0]])
+def test_rivals_by_number_need_a_number_for_every_output(numbers):
+    with pytest.raises(InputError, match="needs a number for each of the 3 outputs trained on. Got [02]."):
+        losses.Ranked(within=1.0, numbers=numbers).among(torch.eye(3))

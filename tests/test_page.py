@@ -78,7 +78,7 @@ def colours():
 def alcohols():
     """A server from words to molecules that explains its answers."""
     model = describe_molecules()
-    app = create_app(model, open_index(model, None), reason=partial(explain_answer, model))
+    app = create_app(model, open_index(model, None, describe=True), reason=partial(explain_answer, model))
     with running(app) as (address, _):
         yield address
 
@@ -516,3 +516,28 @@ def test_a_report_on_a_phone_breaks_lines_between_words(browser, tmp_path):
     )
     assert len(lines) > 3 and set(lines) == {1} and tab.evaluate("document.documentElement.scrollWidth") == 375
     context.close()
+
+
+def test_only_candidates_of_a_mass_or_a_formula(page, alcohols):
+    opened(page, alcohols, "?q=a+long+alcohol&k=5")
+    settled(page)
+    assert page.get_by_label("Column of the candidates").input_value() == "exact_mass"
+    assert "formula C5H12O" in page.locator(".hit .cells").first.text_content()
+    page.get_by_label("Its value").fill("88.0888")
+    page.get_by_label("Its value").press("Enter")
+    until(page, "document.getElementById('status').textContent.includes('that are possible')")
+    settled(page)
+    assert outputs(page) == ["CCCCCO"] and "only=exact_mass" in page.url and "near=10+ppm" in page.url
+    page.get_by_label("Tolerance").fill("ten")
+    page.get_by_label("Tolerance").press("Enter")
+    assert "The tolerance is a number" in page.locator("#alert").text_content()
+    page.get_by_label("Column of the candidates").select_option("formula")
+    page.get_by_label("Its value").fill("C3H6O2")
+    page.get_by_label("Its value").press("Enter")
+    until(page, "document.querySelectorAll('.hit').length === 1")
+    assert outputs(page) == ["CCC(=O)O"] and not page.get_by_label("Tolerance").is_visible()
+    page.get_by_label("Its value").fill("C99")
+    page.get_by_label("Its value").press("Enter")
+    until(page, "document.getElementById('status').textContent.startsWith('None')")
+    opened(page, alcohols, "?q=a+long+alcohol&only=exact_mass&value=x")
+    assert "exact_mass is not a number: 'x'." in page.locator("#alert").text_content()

@@ -175,7 +175,7 @@ def test_substructures(task):
         far = Restricted(DOMAIN, contains=(pattern,)).measure(GraphBatch.of(some))
         assert [not one for one in far] == [has(graph, pattern) for graph in some] and 0 < (far == 0).sum() < 100
     z = basis.embed(molecules.generate(40, seed=5, max_atoms=5))
-    for given in (RING, (RING,), (carbonyl, Graph((7,)))):
+    for given in (RING, [RING], (carbonyl, Graph((7,)))):
         found = GraphSearch(DOMAIN, "kernel", contains=given).decode(basis, z, known).outputs
         patterns = (given,) if isinstance(given, Graph) else given
         assert all(has(graph, pattern) for graph in found for pattern in patterns)
@@ -263,6 +263,9 @@ class Nowhere:
         ({"formula": "H2"}, "H2 has 0 atoms other than hydrogen"),
         ({"formula": "C3H9"}, "No molecule has the formula C3H9: its hydrogens do not fit its valences."),
         ({"formula": "C3H10"}, "No molecule has the formula C3H10"),
+        ({"contains": (5,)}, "GraphSearch.contains must be SMILES or graphs with an atom. Got 5."),
+        ({"contains": Graph(())}, "GraphSearch.contains must be SMILES or graphs with an atom. Got Graph"),
+        ({"mass": (58,)}, "GraphSearch.mass must be a lowest and a highest mass. Got"),
         ({"mass": (2, 1)}, "GraphSearch.mass must be a lowest and a highest mass. Got"),
         ({"mass": (21.0, 21.5)}, "No molecule of the domain has a mass from 21 to 21.5."),
         ({"formula": "CH4", "mass": (17, 18)}, "No molecule of the domain has the formula CH4, a mass from 17 to 18."),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dsokr import DSOKR, decoders, kernels, sketches
+from dsokr.commands.app import app as command_line
 from dsokr.commands.columns import Labels, Vector
 from dsokr.commands.library import open_index
 from dsokr.commands.predictor import Predictor
@@ -98,6 +99,49 @@ def test_predict_is_the_search(client, model):
         assert [hit["name"] for hit in result["hits"]] == [index.names[i] for i in indices]
         assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
         assert all(-1 <= hit["cosine"] <= 1 for hit in result["hits"])
+
+
+class TestPossibleCandidates:
+    """Only candidates that meet conditions on their columns."""
+
+    cells = {"mass": [f"{10 * i}.5" for i in range(len(MOLECULES))], "formula": ["A", "B", "C"] * 4}  # noqa: RUF012
+
+    @pytest.fixture
+    @staticmethod
+    def client(model):
+        texts, psi, diag = MOLECULES, *(part for part in model.index().arrays[:2])
+        index = answers.CandidateIndex.in_memory(texts, psi, diag, cells=TestPossibleCandidates.cells)
+        return Client(model, index=index)
+
+    def test_windows_and_equal_cells(self, client):
+        assert client.get("/health").json()["candidate_columns"] == {"mass": "number", "formula": "text"}
+        asked = {"inputs": ["ethanol", "water"], "k": 12}
+        window, same = {"within": {"mass": [20, 50.5]}}, {"match": {"formula": "B"}}
+        everything, *found = client.predict(asked, asked | window, asked | same, asked | window | same)
+        possible = {2, 3, 4, 5}, {1, 4, 7, 10}, {4}
+        for answer, places in zip(found, possible, strict=True):
+            for all_of, result in zip(everything.json()["results"], answer.json()["results"], strict=True):
+                expected = [hit["index"] for hit in all_of["hits"] if hit["index"] in places]
+                assert [hit["index"] for hit in result["hits"]] == expected
+                assert [hit["rank"] for hit in result["hits"]] == list(range(1, len(expected) + 1))
+                assert all(hit["cells"]["formula"] == "ABC"[hit["index"] % 3] for hit in result["hits"])
+
+    def test_no_candidate_is_possible(self, client):
+        answer = client.predict({"inputs": ["ethanol"], "within": {"mass": [1000, 2000]}}).json()
+        assert answer["results"][0]["hits"] == [] and answer["results"][0]["confidence"] is None
+
+    @pytest.mark.parametrize(
+        ("condition", "words"),
+        [
+            ({"within": {"weight": [1, 2]}}, "The candidates have no column 'weight'. Their columns: mass, formula."),
+            ({"within": {"formula": [1, 2]}}, "The column 'formula' of the candidates holds no numbers."),
+            ({"within": {"mass": [1]}}, "within.mass.1: Field required."),
+            ({"within": {"mass": ["a", 1]}}, "within.mass.0"),
+            ({"match": {"formula": 3}}, "match.formula"),
+        ],
+    )
+    def test_conditions_that_make_no_sense(self, client, condition, words):
+        refused(client.predict({"inputs": ["ethanol"]} | condition), 422, words)
 
 
 @dataclass
@@ -253,6 +297,14 @@ class TestExplain:
         assert client.explain("a long alcohol", "CCCO").json()["score"] != found["score"]  # by the model's own rule
         assert refused(client.explain("an acid", "C1C"), 422, "Could not parse 'C1C'")["where"] == "output"
         refused(client.explain("an acid", "C" * 101), 422, "Molecules of more than 100 atoms are not drawn. Got 101.")
+
+    def test_the_command_serves_it(self, tmp_path, monkeypatch):
+        pytest.importorskip("rdkit", reason="needs the extra chem")
+        served = []
+        monkeypatch.setattr("dsokr.serve.run", lambda app, *_, **__: served.append(app))
+        describe_molecules().save(tmp_path / "model")
+        command_line(["serve", str(tmp_path / "model")], standalone_mode=False)
+        assert "/explain" in {route.path for route in served[0].routes}
 
     def test_columns_and_labels_without_features(self):
         numbers, labels = ["0 1", "1 0", "1 1", "2 1"], ["up", "down;left", "up;left", "left"]

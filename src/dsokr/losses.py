@@ -8,7 +8,7 @@ additive constant; for all others, omitting it would change the minimiser.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
@@ -104,21 +104,33 @@ class Ranked(Loss):
     the decoders do not change. Every step uses all outputs, as their coordinates are fixed: n · p multiplications per
     input, little compared with a deep network. It works best with kernels that distinguish outputs well. A lower
     temperature puts more weight on the closest rivals: with many pairs and a strong network use 0.02.
+
+    With ``numbers``, one for every output of the fit in their order (masses, say), only outputs whose numbers differ by
+    at most ``within`` are rivals: if answers are chosen among candidates of the same mass, so should training.
     """
 
     base: Loss = field(default_factory=Squared)
     weight: float = 1.0
     temperature: float = 0.05
+    within: float | None = None
+    numbers: Sequence[float] | Tensor | None = field(default=None, repr=False, compare=False)  # (n,)
     others: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)  # None: those of the batch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", as_loss(self.base))
         check_fields(self, weight="(0, inf)", temperature="(0, inf)")
+        if self.numbers is not None:
+            object.__setattr__(self, "numbers", torch.as_tensor(self.numbers, dtype=torch.float64))
 
     def __call__(self, d2: Tensor) -> Tensor:
         return self.base(d2)
 
     def among(self, targets: Tensor) -> Self:
+        count = 0 if self.numbers is None else len(self.numbers)
+        if self.within is not None and count != len(targets):
+            raise InputError(
+                f"Ranked.within needs a number for each of the {len(targets)} outputs trained on. Got {count}."
+            )
         return replace(self, base=self.base.among(targets), others=_find_directions(targets))
 
     def mean(self, z: Tensor, target: Tensor, residual: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -133,8 +145,12 @@ class Ranked(Loss):
         directions = F.normalize(z, dim=1) / self.temperature
         own = torch.linalg.vecdot(directions, true)
         scores = directions @ others.T
-        same = (traces[:, None] - other_traces).abs() < SAME
-        scores = torch.cat([own[:, None], scores.masked_fill(same, -torch.inf)], dim=1)
+        apart = (traces[:, None] - other_traces).abs()
+        no_rivals = apart < SAME
+        if self.within is not None and self.others is not None:
+            numbers = torch.as_tensor(self.numbers).to(apart.device)
+            no_rivals |= (numbers[apart.argmin(dim=1)][:, None] - numbers).abs() > self.within
+        scores = torch.cat([own[:, None], scores.masked_fill(no_rivals, -torch.inf)], dim=1)
         return _average(scores.logsumexp(dim=1) - own, weights)
 
 

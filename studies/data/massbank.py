@@ -9,8 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.preprocessing import normalize
 
-from studies.data.files import Source
+from dsokr import spectra
+from studies.data.chebi20 import SOURCES as CHEBI20
+from studies.data.files import Source, cache_result
+from studies.data.molecules import generate
 
 SOURCE = Source(
     "massbank/spectra.tsv.gz",
@@ -18,6 +22,8 @@ SOURCE = Source(
     "MassBank 2025.05.1 (https://github.com/MassBank/MassBank-data): high-resolution [M+H]+ spectra as a table with "
     "split, inchikey14, smiles, precursor_mz and peaks mz:intensity, the largest 1000",
 )
+CANDIDATES = CHEBI20["candidates_all"]
+PROTON = 1.00728  # in dalton
 WIDTH, HEAVIEST = 0.5, 1000  # of a bin and of a peak, in dalton
 
 
@@ -33,8 +39,7 @@ class Spectra:
 
 def load_massbank(folder: str | Path | None = None) -> Spectra:
     """Load 18,694 spectra of 3,570 molecules from ``massbank/spectra.tsv.gz`` in the folder."""
-    with gzip.open(SOURCE.find(folder), "rt", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = read_table(SOURCE.find(folder))
     columns = {name: np.array([row[name] for row in rows]) for name in ("smiles", "inchikey14", "split")}
     return Spectra(
         bin_peaks([row["peaks"] for row in rows], [float(row["precursor_mz"]) for row in rows]), *columns.values()
@@ -57,3 +62,93 @@ def bin_peaks(peaks: list[str], whole: list[float]) -> sp.csr_array:
     columns = np.concatenate([at[0], at[1] + bins])
     counts = sp.coo_array((np.tile(intensity, 2), (np.tile(owner, 2), columns)), shape=(len(parts), 2 * bins))
     return counts.tocsr().sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class Molecules:
+    """n molecules with spectra, all spectra of a molecule averaged, and further candidates behind them."""
+
+    X: sp.csr_array  # (n, bins) of unit length: peaks and losses
+    parts: np.ndarray  # (n,) "train", "valid" or "test"
+    scaffolds: np.ndarray  # (n,) of str, after Bemis and Murcko; "" for molecules without rings
+    measured: np.ndarray  # (n,) mass by the precursors of the spectra
+    masses: np.ndarray  # (n + others,)
+    formulas: np.ndarray  # (n + others,) of str
+    morgan: sp.csr_array  # (n + others, 2³²) counts, radius 3, without chirality
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+
+def load_molecules(folder: str | Path | None = None) -> Molecules:
+    """Load the molecules of MassBank, with those of ChEBI-20 as further candidates. The first call needs RDKit."""
+    return cache_result(prepare_molecules)(SOURCE.find(folder), CANDIDATES.find(folder))
+
+
+def prepare_molecules(massbank: Path, chebi: Path, width: float = 0.01) -> Molecules:
+    """Read both files, with RDKit. Molecules are the same if the first blocks of their InChIKeys are."""
+    rows, others = read_table(massbank), read_table(chebi)
+    first = {row["inchikey14"]: row for row in reversed(rows)}
+    molecules = [first[key] for key in dict.fromkeys(row["inchikey14"] for row in rows)]
+    more = list(
+        {key: line["SMILES"] for line in others if (key := find_key(line["SMILES"])) not in first | {"": {}}}.values()
+    )
+    peaks = [spectra.parse(row["peaks"], float(row["precursor_mz"])) for row in rows]
+    pooled = spectra.pool(peaks, keys := [row["inchikey14"] for row in rows])
+    precursors = {row["inchikey14"]: [] for row in molecules}
+    for key, one in zip(keys, peaks, strict=True):
+        precursors[key].append(one.precursor)
+    return describe_molecules(
+        spectra.bins(pooled, width),
+        np.array([row["split"] for row in molecules]),
+        np.array([np.median(own) - PROTON for own in precursors.values()]),
+        [row["smiles"] for row in molecules],
+        more,
+    )
+
+
+def describe_molecules(
+    X: sp.csr_array, parts: np.ndarray, measured: np.ndarray | None, smiles: list[str], others: list[str]
+) -> Molecules:
+    """Molecules by their SMILES; without masses by spectra, these are exact."""
+    from rdkit import Chem, RDLogger
+    from rdkit.Chem import rdMolDescriptors
+    from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+
+    from dsokr import chem
+
+    RDLogger.DisableLog("rdApp.*")
+    mols = [Chem.MolFromSmiles(text) for text in smiles + others]
+    masses = np.array([rdMolDescriptors.CalcExactMolWt(mol) for mol in mols])
+    return Molecules(
+        normalize(X),
+        parts,
+        np.array([MurckoScaffoldSmiles(text) for text in smiles]),
+        masses[: len(smiles)] if measured is None else measured,
+        masses,
+        np.array([rdMolDescriptors.CalcMolFormula(mol) for mol in mols]),
+        chem.fingerprints(smiles + others, radius=3, chirality=False),
+    )
+
+
+def find_key(smiles: str) -> str:
+    """The block of the InChIKey that names the skeleton; "" if there is none."""
+    from rdkit import Chem
+
+    return str(Chem.MolToInchiKey(Chem.MolFromSmiles(smiles)))[:14]
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def generate_molecules(n: int, others: int, seed: int = 0) -> Molecules:
+    """Generated molecules whose spectra have a peak for every neighbourhood of an atom."""
+    from dsokr import chem
+
+    smiles = chem.many_smiles(generate(n + others, seed))
+    found = chem.fingerprints(smiles[:n], radius=1, chirality=False)
+    peaks = sp.csr_array((found.data, found.indices % 997, found.indptr), shape=(n, 997))
+    parts = np.random.default_rng(seed).permutation(np.repeat(["train", "test"], [n - n // 4, n // 4]))
+    return describe_molecules(peaks.sqrt(), parts, None, smiles[:n], smiles[n:])

@@ -121,7 +121,7 @@ def serve(
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
         hosts = [host, *(allowed or [])]
         reason = partial(explain_answer, predictor)
-        served = create_app(predictor, open_index(predictor, index), limits, examples, hosts, reason)
+        served = create_app(predictor, open_index(predictor, index, describe=True), limits, examples, hosts, reason)
         run(served, host, port, say=say)
 
 

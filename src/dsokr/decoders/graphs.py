@@ -70,7 +70,7 @@ class GraphSearch(Decoder):
             raise InputError(f"Formulas, masses and substructures need the domain Molecules. Got {self.moves!r}.")
 
     def _is_restricted(self) -> bool:
-        return not (self.formula is None and self.mass is None and self.contains == ())
+        return not (self.formula is None and self.mass is None and self.contains in ((), []))
 
     @cached_property
     def restriction(self) -> Restricted | None:
@@ -152,15 +152,13 @@ class GraphSearch(Decoder):
     def _climb(self, objective: Objective, inputs: int, pool: Pool, beam: int, repairs: bool = False) -> Pool:
         """Expand the best graphs of every input until none is left or, to repair, until one meets the restriction."""
         moves = objective.limits or self.moves
-        spent, active, pool = np.bincount(pool.owners, minlength=inputs), np.ones(inputs, bool), pool.best(beam)
-        while len(front := pool.frontier(active & (spent < self.budget))):
+        spent, pool = np.bincount(pool.owners, minlength=inputs), pool.best(beam)
+        while len(front := pool.frontier(spent < self.budget, repairs)):
             pool.expanded[front] = True
             near = moves.neighbors(pool.graphs[front])
             found = Pool.of(objective, near.graphs, pool.owners[front][near.origins])
             spent += np.bincount(found.owners, minlength=inputs)
             pool = Pool.joined([pool, found]).best(beam)
-            if repairs:
-                active[pool.owners[pool.distances == 0]] = False
         return pool
 
     def _repair(self, objective: Objective, inputs: int, graphs: GraphBatch, beam: int) -> Pool:
@@ -206,8 +204,13 @@ class Pool(NamedTuple):
     def take(self, at: np.ndarray) -> Pool:
         return Pool(self.graphs[at], *(column[at] for column in self[1:]))
 
-    def frontier(self, active: np.ndarray) -> np.ndarray:
-        """The positions to expand next: for every active input, the best graph that is not expanded."""
+    def frontier(self, active: np.ndarray, repairs: bool = False) -> np.ndarray:
+        """The positions to expand next: for every active input, the best graph that is not expanded.
+
+        To repair, inputs are active only until they have a graph that meets the restriction.
+        """
+        if repairs:
+            active[self.owners[self.distances == 0]] = False
         waiting = np.flatnonzero(~self.expanded & active[self.owners])
         return waiting[np.unique(self.owners[waiting], return_index=True)[1]]
 

@@ -87,6 +87,9 @@ class Restricted:
 
     @cached_property
     def substructures(self) -> list[Graph]:
+        for item in self.contains:
+            if not isinstance(item, str | Graph) or item == Graph(()):
+                raise InputError(f"GraphSearch.contains must be SMILES or graphs with an atom. Got {item!r}.")
         texts = [item for item in self.contains if isinstance(item, str)]
         if texts:
             from dsokr import chem  # RDKit is needed for SMILES only

@@ -78,6 +78,10 @@ class Columns:
             pools = [column.keep(pool, *two) if size_of(pool) else pool for pool, two in zip(pools, ends, strict=True)]
         return pools
 
+    def kinds(self) -> dict[str, str]:
+        """Whether columns hold numbers or other texts, by name."""
+        return {name: "text" if np.isnan(self.numbers(name)).any() else "number" for name in self.names}
+
     def numbers(self, name: str) -> np.ndarray:  # (c,)
         return self._columns[name][0].values
 

@@ -21,7 +21,7 @@ from dsokr.conformal import Calibration
 from dsokr.decoders import Ranking
 from dsokr.errors import InputError, KernelError, MissingExtraError, check_fields
 from dsokr.explain import Colored, Reasons, name_colors
-from dsokr.index import CandidateIndex
+from dsokr.index import CandidateIndex, Condition
 from dsokr.index.candidates import LARGEST
 from dsokr.rules import RULES, Rule
 
@@ -64,6 +64,7 @@ class Hit(BaseModel):
     cosine: float = Field(description="Cosine of prediction and candidate, from -1 to 1, whatever the rule.")
     probability: float | None = Field(description="That it is the right one; null if the model is not calibrated.")
     in_set: bool | None = Field(description="Whether it is in the set that holds the right one as often as asked.")
+    cells: dict[str, str] = Field(description="Its further columns in the library.")
 
 
 class Prediction(BaseModel):
@@ -138,6 +139,11 @@ def build_question_model(facts: dict[str, Any]) -> Any:
             Number | None,
             Field(facts["coverage"], gt=0, lt=1, description="How often sets must hold the right candidate."),
         ),
+        "within": (
+            dict[str, tuple[Number, Number]],
+            Field({}, description="Only candidates from a number to another, by column, see /health."),
+        ),
+        "match": (dict[str, str], Field({}, description="Only candidates with this cell, by column.")),
         "predict": (bool, Field(False, strict=True, description="Whether to add the model's own answer.")),
     }
     config = ConfigDict(extra="forbid", json_schema_extra={"oneOf": [{"required": [name]} for name in either]})
@@ -193,6 +199,13 @@ class BadInput(InputError):
     def __init__(self, where: str, reason: str):
         self.where = where
         super().__init__(f"{where}: {reason}")
+
+
+def list_conditions(question: Any) -> list[Condition]:
+    """What the candidates of every input must have."""
+    n = len(question.inputs or question.coefficients)
+    windows = [Condition.within(name, [low] * n, [high] * n) for name, (low, high) in question.within.items()]
+    return windows + [Condition.equal(name, [text] * n) for name, text in question.match.items()]
 
 
 class Trust(NamedTuple):
@@ -266,12 +279,16 @@ def _run_network(model: Any, inputs: list[str]) -> Tensor:  # (n, p)
 def _rank(
     index: CandidateIndex, questions: Sequence[Any], z: list[Tensor], notes: list[str], trust: Trust | None
 ) -> list[Any]:
-    answers = {}
-    for rule in {question.rule for question in questions}:
-        chosen = [at for at, question in enumerate(questions) if question.rule == rule]
-        judge = trust if trust is not None and rule == trust.rule else None
+    """Search for all questions by one rule at once; those with conditions are searched alone, and not calibrated."""
+    answers, conditions = {}, list(map(list_conditions, questions))
+    for key in {(question.rule, at if conditions[at] else -1) for at, question in enumerate(questions)}:
+        rule, alone = key
+        among = (at for at, question in enumerate(questions) if question.rule == rule and not conditions[at])
+        chosen = [alone] if alone >= 0 else list(among)
+        judge = trust if trust is not None and rule == trust.rule and alone < 0 else None
         k = max(questions[at].k for at in chosen)
-        ranking = index.search(torch.cat([z[at] for at in chosen]), k if judge is None else max(k, judge.k), rule)
+        k, wanted = k if judge is None else max(k, judge.k), conditions[alone] if alone >= 0 else ()
+        ranking = index.search(torch.cat([z[at] for at in chosen]), k, rule, wanted)
         sizes = [len(z[at]) for at in chosen]
         for at, *part in zip(chosen, *(columns.split(sizes) for columns in ranking), strict=True):
             answers[at] = list(_describe(index, questions[at], z[at], Ranking(*part), judge)), z[at], notes
@@ -284,7 +301,7 @@ def _describe(
     """The hits of every input, with what is known of their probability."""
     k, scores = question.k, ranking.scores
     indices = ranking.indices[:, :k]
-    numbers = [indices, scores[:, :k], index.cosines(z, indices)]
+    numbers = [indices, scores[:, :k], index.cosines(z, indices.clamp(min=0))]
     unknown: list[list[None]] = [[None] * indices.shape[1]] * len(z)
     probability: list[Any] = unknown
     in_set: list[Any] = unknown
@@ -296,9 +313,13 @@ def _describe(
             least = trust.calibration.find_threshold(z, scores, question.coverage)
             in_set = (scores[:, :k] >= least[:, None]).tolist()
     for sure, *columns in zip(confidence, *(part.tolist() for part in numbers), probability, in_set, strict=True):
-        hits = enumerate(zip(*columns, strict=True), start=1)
-        values = ((rank, at, index.texts[at], index.names[at], *others) for rank, (at, *others) in hits)
-        yield {"hits": [dict(zip(Hit.model_fields, hit, strict=True)) for hit in values], "confidence": sure}
+        hits = []
+        for rank, (at, *others) in enumerate(zip(*columns, strict=True), start=1):
+            if at >= 0:  # fewer candidates may be possible
+                cells = {name: column[at] for name, column in index.cells.items()}
+                values = rank, at, index.texts[at], index.names[at], *others, cells
+                hits.append(dict(zip(Hit.model_fields, values, strict=True)))
+        yield {"hits": hits, "confidence": sure}
 
 
 @contextmanager

@@ -134,6 +134,7 @@ def _describe(predictor: Any, index: CandidateIndex, limits: Limits) -> dict[str
         "output_columns": list(found.columns) if found.name == "vector" else [],
         "searches": predictor.searches,  # whether it has an answer of its own
         "candidates": len(index),
+        "candidate_columns": index.arrays.columns.kinds(),  # "number" or "text", by name
         "coefficients": index.head.dim,
         "rule": predictor.rule,
         "rules": list(RULES),

@@ -8,6 +8,7 @@ const KINDS = {
   spectrum: ["Peaks of a spectrum", "m/z:intensity, e.g. 91.05:100 65.04:23"],
   string: ["Input string", "a word, a code or a sequence"],
 };
+const CELLS = 4; // further columns of a candidate that a card shows
 const NAMED = 8; // the most columns that are all listed
 const RULES = {
   cosine: "the angle between prediction and candidate",
@@ -55,6 +56,9 @@ async function start() {
   byId("empty-text").textContent = emptyText();
   byId("k").max = model.limits.k;
   for (const list of [hits, byId("predicted")]) list.classList.toggle("plain", !draws());
+  byId("only").hidden = !Object.keys(model.candidate_columns).length;
+  for (const name of Object.keys(model.candidate_columns)) byId("column").append(make("option", { value: name }, [name]));
+  byId("column").value = Object.keys(model.candidate_columns).find((name) => name.includes("mass")) ?? byId("column").value;
   for (const name of model.rules) {
     const choice = document.createElement("label");
     choice.title = RULES[name] ?? "";
@@ -94,6 +98,10 @@ function readAddress() {
   const asked = new URLSearchParams(location.search);
   query.value = asked.get("q") ?? "";
   byId("k").value = asked.get("k") ?? Math.min(10, model.limits.k);
+  if (asked.get("only") in model.candidate_columns) byId("column").value = asked.get("only");
+  byId("value").value = asked.get("value") ?? "";
+  byId("near").value = asked.get("near") ?? "10 ppm";
+  showTolerance();
   const wanted = model.rules.includes(asked.get("rule")) ? asked.get("rule") : model.rule;
   for (const choice of form.querySelectorAll("[name=rule]")) choice.checked = choice.value === wanted;
   fitHeight();
@@ -102,13 +110,36 @@ function readAddress() {
 
 function writeAddress() {
   const asked = new URLSearchParams({ q: query.value.trim(), k: count(), rule: rule() });
+  if (restricts()) for (const [name, id] of [["only", "column"], ["value", "value"], ["near", "near"]]) asked.set(name, byId(id).value.trim());
   return `${location.pathname}?${asked}`;
 }
 
 function readQuestion() {
   const text = query.value.trim();
   const asked = takesNumbers() ? splitNumbers(text).map(Number) : text;
-  return { [model.input ? "inputs" : "coefficients"]: [asked], k: count(), rule: rule() };
+  return { [model.input ? "inputs" : "coefficients"]: [asked], k: count(), rule: rule(), ...readCondition() };
+}
+
+// Which candidates are possible: near a number, or with the same text, in one of their columns.
+const restricts = () => !byId("only").hidden && byId("value").value.trim() !== "";
+const byNumber = () => model.candidate_columns[byId("column").value] === "number";
+const showTolerance = () => { byId("tolerance").hidden = !byNumber(); };
+const readTolerance = () => /^([\d.]+(?:e-?\d+)?)\s*(ppm|%|)$/i.exec(byId("near").value.trim());
+
+function readCondition() {
+  const name = byId("column").value, value = byId("value").value.trim();
+  if (!restricts()) return {};
+  if (!byNumber()) return { match: { [name]: value } };
+  const [, size, unit] = readTolerance(), number = Number(value);
+  const share = { ppm: 1e-6, "%": 1e-2 }[unit.toLowerCase()];
+  const slack = Number(size) * (share ? share * Math.abs(number) : 1);
+  return { within: { [name]: [number - slack, number + slack] } };
+}
+
+function findWrongCondition() {
+  if (!restricts() || !byNumber()) return "";
+  if (!Number.isFinite(Number(byId("value").value))) return `${byId("column").value} is not a number: '${byId("value").value.slice(0, 40)}'.`;
+  return readTolerance() ? "" : `The tolerance is a number, with ppm or % if it is relative. Got '${byId("near").value.slice(0, 40)}'.`;
 }
 
 // What is wrong with the input, in a sentence; an empty string if it can be sent.
@@ -140,7 +171,7 @@ async function search(remember) {
   if (!model) return;
   if (!query.value.trim()) return clear();
   byId("k").value = count();
-  const wrong = findMistake();
+  const wrong = findMistake() || findWrongCondition();
   if (remember && writeAddress() !== location.pathname + location.search) history.pushState(null, "", writeAddress());
   if (wrong) {
     clear();
@@ -205,7 +236,9 @@ function show(answer) {
   byId("notes").hidden = !answer.notes.length;
   byId("notes").textContent = answer.notes.join(" ");
   const what = draws() ? "molecules" : "candidates";
-  byId("status").textContent = `The best ${found.length} of ${formatCount(answer.candidates)} ${what}, in ${Math.max(1, Math.round(answer.milliseconds))} ms`;
+  const best = found.length ? `The best ${found.length}` : "None";
+  const possible = restricts() ? " that are possible" : "";
+  byId("status").textContent = `${best}${possible} of ${formatCount(answer.candidates)} ${what}, in ${Math.max(1, Math.round(answer.milliseconds))} ms`;
   byId("trust").hidden = answer.results[0].confidence == null;
   byId("trust").textContent = describeTrust(answer.results[0]);
   document.title = `${shown.input.slice(0, 60)} · dsokr`;
@@ -260,6 +293,9 @@ function makeCard(hit) {
   part(".name").title = hit.name;
   part("code").append(...formatOutput(hit.output));
   part("code").title = hit.output;
+  const cells = Object.entries(hit.cells ?? {}).slice(0, CELLS);
+  part(".cells").append(...cells.flatMap(([name, cell]) => [make("i", {}, [name]), ` ${cell} `]));
+  part(".cells").hidden = !cells.length;
   const isSure = hit.probability != null; // calibrated: a probability says more than a cosine
   if (hit.cosine === undefined) part(".meter").remove();
   else if (isSure) fillMeter(part(".meter"), hit.probability, `Probability of ${called}`);
@@ -374,6 +410,7 @@ query.addEventListener("keydown", (event) => {
   }
 });
 form.addEventListener("change", (event) => {
+  showTolerance();
   if (event.target !== query && shown) search(true);
 });
 document.addEventListener("keydown", (event) => {

@@ -1,0 +1,388 @@
+"""MassBank: find the molecule of a tandem mass spectrum among candidates of the same mass or formula.
+
+    python -m studies massbank
+
+One example is one molecule: its spectra are averaged, each relative to its largest peak. Three splits: the file's own
+by molecule, by scaffold, and by mass: there, all molecules of about one mass are in the same of five folds, so that no
+candidate was seen in training. Every method ranks the candidates of every test molecule; hits are over molecules whose
+pools have at least two candidates, with bootstrap intervals over molecules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Generator, Tensor
+
+from dsokr.basis import sketch_basis
+from dsokr.decoders import Candidates
+from dsokr.estimator import DSOKR
+from dsokr.kernels import Cosine, Gaussian, Tanimoto
+from dsokr.losses import Ranked, Squared
+from dsokr.metrics import ranks
+from dsokr.regressors import Forest, KernelRidge, Neural, Regressor, Training
+from dsokr.regressors.networks import MLP
+from dsokr.rules import Rule
+from dsokr.sketches import Full, SketchSpec, SubSample
+from studies.baselines.regression import LabelNetwork
+from studies.data.massbank import Molecules, generate_molecules, load_molecules
+from studies.plots import draw_panels
+from studies.results import TRAINING_FIELDS, Row, group_rows, pick_fields, read_rows
+from studies.study import ADAMW, Session, Stopwatch, Study
+
+PPM, FOLDS, TEST = 1e-5, 5, 0.2  # tolerance of masses, folds by mass, share of the scaffolds' test molecules
+LARGE = 0.05  # share of the molecules from which on a scaffold is always trained on
+BITS = 2048  # of the fingerprint network
+POOLS = ("MassBank, mass", "MassBank, formula", "MassBank + ChEBI-20, mass", "MassBank + ChEBI-20, formula")
+MASS_SPLITS = tuple(f"mass {fold}" for fold in range(FOLDS))
+
+
+@dataclass(frozen=True)
+class MassBankConfig:
+    """Sizes are those of the sketches of inputs and outputs."""
+
+    load: Callable[[Path | None], Molecules]
+    splits: tuple[str, ...]
+    size: int
+    width: int  # of the networks' hidden layer
+    training: Training
+    networks: bool = True
+
+
+FULL = MassBankConfig(
+    load_molecules,
+    ("molecule", "scaffold", *MASS_SPLITS),
+    size=1500,
+    width=1024,
+    training=replace(
+        ADAMW, epochs=20, batch_size=128, warmup_steps=20, weight_decay=0.0, validation_fraction=0.0, progress=False
+    ),
+)
+REDUCED = replace(FULL, splits=("molecule",), networks=False)
+QUICK = replace(
+    FULL,
+    load=lambda folder: generate_molecules(300, 100),
+    splits=("molecule", "scaffold", *MASS_SPLITS[:2]),
+    size=150,
+    width=64,
+    training=replace(FULL.training, epochs=60, batch_size=32, warmup_steps=5),
+)
+
+
+@dataclass(eq=False)
+class Fold:
+    """Training molecules, queries with the pools of their candidates, and the coordinates of models by name."""
+
+    data: Molecules
+    config: MassBankConfig
+    train: np.ndarray
+    test: np.ndarray
+    coordinates: dict[str, tuple[DSOKR, Tensor]] = field(default_factory=dict)
+
+    @cached_property
+    def pools(self) -> dict[str, list[np.ndarray]]:
+        """The candidates of every query, by kind of pool."""
+        return {kind: [find_candidates(self.data, i, kind) for i in self.test] for kind in POOLS}
+
+    @cached_property
+    def candidates(self) -> np.ndarray:
+        """All candidates of any query."""
+        return np.unique(np.concatenate([self.test, *(pool for pools in self.pools.values() for pool in pools)]))
+
+    @cached_property
+    def similarities(self) -> Tensor:  # (candidates, train)
+        return Tanimoto()(self.data.morgan[self.candidates], self.data.morgan[self.train])
+
+    @cached_property
+    def inputs(self) -> Tensor:  # (n, p)
+        """Coordinates of all spectra in a basis of the training spectra: what networks read."""
+        sketch, generator = SubSample(self.config.size), Generator().manual_seed(0)
+        return sketch_basis(Gaussian(0.5), self.data.X[self.train], sketch, generator=generator).embed(self.data.X)
+
+    def is_asked(self, kind: str) -> np.ndarray:
+        """Which queries have their molecule and another one in the pool."""
+        asked = zip(self.test, self.pools[kind], strict=True)
+        return np.array([len(pool) > 1 and i in pool for i, pool in asked])
+
+
+def find_candidates(data: Molecules, i: int, kind: str) -> np.ndarray:
+    """Candidates for the molecule: within 10 ppm of the mass measured, or with its formula."""
+    library, _, how = kind.partition(", ")
+    n = len(data) if library == "MassBank" else len(data.masses)
+    if how == "formula":
+        return np.flatnonzero(data.formulas[:n] == data.formulas[i])
+    return np.flatnonzero(np.abs(data.masses[:n] - data.measured[i]) <= PPM * data.measured[i])
+
+
+def split(data: Molecules, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test molecules."""
+    if name == "molecule":
+        is_test = data.parts == "test"
+    elif name == "scaffold":
+        is_test = draw_scaffolds(data.scaffolds)
+    else:
+        is_test = fold_by_mass(data.masses[: len(data)]) == int(name.removeprefix("mass "))
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def draw_scaffolds(scaffolds: np.ndarray) -> np.ndarray:  # (n,) of bool
+    """Draw scaffolds until they hold a share of the molecules; frequent ones are not drawn."""
+    _, owner, counts = np.unique(scaffolds, return_inverse=True, return_counts=True)
+    order = np.random.default_rng(0).permutation(np.flatnonzero(counts <= max(1, LARGE * len(scaffolds))))
+    drawn = order[np.cumsum(counts[order]) <= TEST * len(scaffolds)]
+    return np.isin(owner, drawn)
+
+
+def fold_by_mass(masses: np.ndarray) -> np.ndarray:  # (n,)
+    """Random folds; neighbours by mass that a pool might join are in the same."""
+    order = masses.argsort(kind="stable")
+    starts = np.diff(masses[order], prepend=0) > 4 * PPM * masses[order]
+    groups = np.empty(len(masses), int)
+    groups[order] = starts.cumsum() - 1
+    return (np.random.default_rng(0).permutation(groups.max() + 1) % FOLDS)[groups]
+
+
+def run(config: MassBankConfig, session: Session) -> None:
+    """Compute what ``pools.jsonl`` and ``ranks.jsonl`` do not hold yet."""
+    data = config.load(session.data)
+    pools, results = session.results("pools"), session.results("ranks")
+    for name in config.splits:
+        fold = Fold(data, config, *split(data, name))
+        key = {"experiment": "massbank", "split": name, "n_train": len(fold.train)}
+        pools.record(key, lambda fold=fold: {"metrics": describe_pools(fold)})
+        key |= {"m": config.size}
+        for rule, blind in BLIND.items():
+            results.record(key | {"method": f"blind: {rule}"}, partial(measure, fold, blind))
+        results.record(key | {"method": "nearest spectrum"}, partial(measure, fold, score_nearest))
+        trained = {"width": config.width, "training": pick_fields(config.training, *TRAINING_FIELDS)}
+        if config.networks:
+            results.record(key | trained | {"method": "fingerprint network"}, partial(measure, fold, score_bits))
+        for model in MODELS if config.networks else RIDGES:
+            own = key | (trained if model in NETWORKS else {}) | {"method": model}
+            keys = [own | {"rule": rule} for rule in RULES]
+            results.record_all(keys, partial(measure_model, fold, model))
+
+
+def describe_pools(fold: Fold) -> Row:
+    """The sizes of the pools that count, how many hold one molecule, and how many lack the right one."""
+    found: Row = {}
+    for kind, pools in fold.pools.items():
+        lacking = sum(i not in pool for i, pool in zip(fold.test, pools, strict=True))
+        asked = fold.is_asked(kind)
+        sizes = [len(pool) for pool, counts in zip(pools, asked, strict=True) if counts]
+        found[kind] = {"sizes": sizes, "lacking": lacking, "single": int((~asked).sum()) - lacking}
+    return found
+
+
+def measure(fold: Fold, score: Callable[[Fold], Tensor]) -> Row:
+    """Rank the candidates of every query by scores (queries, candidates)."""
+    clock = Stopwatch()
+    with clock("all"):
+        scores = score(fold)
+    return {"metrics": {"ranks": rank_pools(fold, scores)}, "seconds": clock.seconds}
+
+
+def rank_pools(fold: Fold, scores: Tensor) -> dict[str, list[float]]:
+    """The ranks of the right molecules, by kind of pool, of the queries that count."""
+    found = {}
+    for kind, pools in fold.pools.items():
+        found[kind] = [
+            rank_one(scores[row, np.searchsorted(fold.candidates, pools[row])], pools[row] == fold.test[row])
+            for row in np.flatnonzero(fold.is_asked(kind))
+        ]
+    return found
+
+
+def rank_one(scores: Tensor, is_right: np.ndarray) -> float:
+    return ranks(scores[None], torch.tensor([int(is_right.argmax())])).item()
+
+
+def repeat(fold: Fold, scores: Tensor) -> Tensor:  # (queries, candidates)
+    """The same scores for every query."""
+    return scores.expand(len(fold.test), -1)
+
+
+def is_new(fold: Fold) -> Tensor:  # (candidates,)
+    return torch.from_numpy(~np.isin(fold.candidates, fold.train)).double()
+
+
+BLIND: dict[str, Callable[[Fold], Tensor]] = {
+    "most similar on average": lambda fold: repeat(fold, fold.similarities.mean(dim=1)),
+    "most similar": lambda fold: repeat(fold, fold.similarities.amax(dim=1)),
+    "least similar": lambda fold: repeat(fold, -fold.similarities.amax(dim=1)),
+    "new, similar on average": lambda fold: repeat(fold, is_new(fold) + fold.similarities.mean(dim=1)),
+}
+
+
+def score_nearest(fold: Fold) -> Tensor:
+    """How similar candidates are to the molecule of the most similar training spectrum."""
+    best = Cosine()(fold.data.X[fold.test], fold.data.X[fold.train]).argmax(dim=1)
+    return fold.similarities[:, best].T
+
+
+def score_bits(fold: Fold) -> Tensor:
+    """The log-likelihood of candidates' fingerprints by a network that predicts every bit by itself."""
+    config, inputs = fold.config, fold.inputs.float()
+    network = LabelNetwork(MLP((config.width,), dropout=0.5), config.training, seed=0)
+    network.fit(inputs[fold.train], fold_bits(fold.data.morgan[fold.train]))
+    logits = network.fitted.predict(inputs[fold.test])
+    bits = torch.from_numpy(fold_bits(fold.data.morgan[fold.candidates])).to(logits)
+    return logits @ bits.T + torch.nn.functional.logsigmoid(-logits).sum(dim=1, keepdim=True)
+
+
+def fold_bits(morgan: sp.csr_array) -> np.ndarray:  # (n, BITS) of 0 and 1
+    found = np.zeros((morgan.shape[0], BITS), np.float32)
+    found[np.repeat(np.arange(len(found)), np.diff(morgan.indptr)), morgan.indices % BITS] = 1
+    return found
+
+
+def make_network(fold: Fold, loss: Any) -> Neural:
+    return Neural(MLP((fold.config.width,), dropout=0.5), loss, fold.config.training)
+
+
+def make_close(fold: Fold) -> Neural:
+    return make_network(fold, Ranked(within=10.0, numbers=fold.data.masses[fold.train]))
+
+
+Parts = tuple[SketchSpec, Regressor]
+
+RIDGES: dict[str, Callable[[Fold], Parts]] = {
+    "SISOKR": lambda fold: (
+        SubSample(fold.config.size),
+        KernelRidge(Cosine(), SubSample(fold.config.size), regularization=1e-4),
+    ),
+    "IOKR": lambda fold: (Full(), KernelRidge(Cosine(), Full(), regularization=1e-4)),
+    "DSOKR, ridge": lambda fold: (
+        SubSample(fold.config.size),
+        KernelRidge(Gaussian(0.5), Full(), regularization=1e-5),
+    ),
+}
+NETWORKS: dict[str, Callable[[Fold], Parts]] = {
+    "DSOKR, network": lambda fold: (SubSample(fold.config.size), make_network(fold, Squared())),
+    "DSOKR, network, ranked": lambda fold: (SubSample(fold.config.size), make_network(fold, Ranked())),
+    "DSOKR, network, ranked within 10 Da": lambda fold: (SubSample(fold.config.size), make_close(fold)),
+}
+FOREST: dict[str, Callable[[Fold], Parts]] = {
+    "DSOKR, forest": lambda fold: (SubSample(fold.config.size), Forest(max_features=0.05)),
+}
+TOGETHER = "DSOKR, together"
+MEMBERS = ("DSOKR, ridge", "DSOKR, network, ranked", "DSOKR, network, ranked within 10 Da")
+MODELS = (*RIDGES, *FOREST, *NETWORKS, TOGETHER)
+RULES: tuple[Rule, ...] = ("kernel", "cosine")
+
+
+def measure_model(fold: Fold, name: str) -> Iterator[Row]:
+    """Fit a model and rank by every rule."""
+    clock = Stopwatch()
+    with clock("fitting"):
+        model, z = combine(fold) if name == TOGETHER else fit_model(fold, name)
+    outputs = fold.data.morgan[fold.candidates]
+    for rule in RULES:
+        yield {
+            "metrics": {"ranks": rank_pools(fold, model.basis_.score(z, outputs, rule))},
+            "seconds": dict(clock.seconds),
+        }
+
+
+def fit_model(fold: Fold, name: str) -> tuple[DSOKR, Tensor]:  # (queries, p)
+    """A model and the coordinates of the queries, computed once."""
+    if name not in fold.coordinates:
+        X = fold.inputs.float() if name in NETWORKS else fold.data.X
+        sketch, regressor = (RIDGES | FOREST | NETWORKS)[name](fold)
+        options: Row = {"decoder": Candidates("cosine"), "random_state": 0, "device": "cpu"}
+        model = DSOKR(Tanimoto(), sketch, regressor, **options).fit(X[fold.train], fold.data.morgan[fold.train])
+        fold.coordinates[name] = model, model.coefficients(X[fold.test])
+    return fold.coordinates[name]
+
+
+def combine(fold: Fold) -> tuple[DSOKR, Tensor]:  # (queries, p)
+    """The mean of the members' coordinates: they share a basis."""
+    fits = [fit_model(fold, name) for name in MEMBERS]
+    return fits[0][0], torch.stack([z for _, z in fits]).mean(dim=0)
+
+
+def tabulate(folder: Path) -> list[Row]:
+    """A row for every split, kind of pool and method, with all folds together."""
+    sizes = {row["split"]: row["metrics"] for row in read_rows(folder / "pools.jsonl")}
+    table = []
+    for (name, method), rows in group_rows(read_rows(folder / "ranks.jsonl"), name_row).items():
+        for kind in POOLS:
+            found = np.concatenate([row["metrics"]["ranks"][kind] for row in rows])
+            held = np.concatenate([sizes[row["split"]][kind]["sizes"] for row in rows])
+            table.append({"split": name, "pool": kind, "method": method} | summarize(found, held))
+    order = {name: place for place, name in enumerate(dict.fromkeys(row["split"] for row in table))}
+    return sorted(table, key=lambda row: (order[row["split"]], POOLS.index(row["pool"])))
+
+
+def name_row(row: Row) -> tuple[str, str]:
+    return row["split"].partition(" ")[0], row["method"] + f", {row.get('rule')}" * ("rule" in row)
+
+
+def summarize(found: np.ndarray, sizes: np.ndarray) -> Row:
+    """Hits in pools of at least two and of at least ten, with intervals, from the ranks and the sizes of the pools."""
+    made: Row = {"n": len(found), "size": sizes.mean() if len(found) else 0.0, "n10": int((sizes >= 10).sum())}
+    for k in (1, 5, 20):
+        for least, suffix in ((2, ""), (10, " of 10")):
+            if (sizes >= least).any():
+                made[f"hits@{k}{suffix}"] = bootstrap(found[sizes >= least] <= k)
+    return made
+
+
+def bootstrap(values: np.ndarray, draws: int = 2000) -> tuple[float, float, float]:
+    """The mean, and the interval that holds 95 % of the means of resampled values."""
+    rng = np.random.default_rng(0)
+    means = [rng.choice(values, len(values)).mean() for _ in range(draws)]
+    return (float(values.mean()), *map(float, np.quantile(means, [0.025, 0.975])))
+
+
+def compare(folder: Path, kind: str, split: str, first: str, second: str) -> tuple[float, float, float]:
+    """The difference of Hit@1 of two methods, molecule by molecule, and its interval."""
+    rows = [row for row in read_rows(folder / "ranks.jsonl") if row["split"].startswith(split)]
+    hits = [
+        np.concatenate([row["metrics"]["ranks"][kind] for row in rows if name_row(row)[1] == method]) <= 1
+        for method in (first, second)
+    ]
+    return bootstrap(hits[0].astype(float) - hits[1])
+
+
+def format_hits(name: str) -> Callable[[Row], str]:
+    def format_row(row: Row) -> str:
+        value, low, high = row[name]
+        return f"{value:.1%} ({100 * low:.1f}–{100 * high:.1f})"
+
+    return format_row
+
+
+COLUMNS = {
+    "split": "{split}",
+    "candidates": "{pool}",
+    "method": "{method}",
+    "Hit@1": format_hits("hits@1"),
+    "Hit@5": format_hits("hits@5"),
+    "Hit@20": format_hits("hits@20"),
+    "molecules": "{n}",
+    "mean pool": "{size:.1f}",
+    "Hit@1, pools of 10": format_hits("hits@1 of 10"),
+    "Hit@5, pools of 10": format_hits("hits@5 of 10"),
+    "their molecules": "{n10}",
+}
+
+
+def draw(folder: Path, image: Path) -> Path:
+    """Hit@1 of every method on the candidates of the same mass, a panel for every split and library."""
+    panels: dict[str, list[tuple[str, float, float]]] = {}
+    for row in tabulate(folder):
+        if row["pool"].endswith("mass") and row["n"]:
+            value, low, high = row["hits@1"]
+            panels.setdefault(f"{row['split']}: {row['pool']}", []).append((row["method"], value, (high - low) / 2))
+    return draw_panels(panels, "Hit@1, pools of at least two", image, across=2)
+
+
+STUDY = Study("massbank", {"full": (FULL,), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw)
