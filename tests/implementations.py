@@ -106,7 +106,7 @@ KERNELS = [
     Case("n-gram", kernels.NGram(2), strings),
     Case("gappy n-gram", kernels.GappyNGram(2, gaps=1), strings),
     Case("mismatch", kernels.Mismatch(3, 1, "abc"), strings),
-    Case("on molecules", kernels.OnMolecules(kernels.Tanimoto(), "fingerprints"), smiles),
+    Case("on molecules", kernels.OnMolecules(kernels.WeisfeilerLehman(2).normalized(), "graphs"), smiles),
     Case("vertex histogram", kernels.VertexHistogram(), graphs),
     Case("edge histogram", kernels.EdgeHistogram(), graphs),
     Case("shortest path", kernels.ShortestPath(), graphs),

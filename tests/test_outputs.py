@@ -8,6 +8,7 @@ import torch
 from dsokr import DSOKR, Graph, chem, kernels
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError
+from dsokr.explain import explain
 from dsokr.graphs import GraphBatch
 from dsokr.outputs import ViewBatch, canonical, concatenate, count, distinct, keys, positions, take
 from dsokr.regressors import KernelRidge
@@ -147,18 +148,21 @@ def test_masks_choose_from_lists_as_from_arrays():
     [(kernels.Tanimoto(), "fingerprints"), (kernels.WeisfeilerLehman(2).normalized(), "graphs")],
 )
 def test_smiles_are_molecules_for_kernels_on_molecules(tmp_path, kernel, form):
-    smiles = make_smiles(40)
+    smiles, convert = make_smiles(40), getattr(chem, form)
     X = np.random.default_rng(0).normal(size=(40, 3))
     model = DSOKR(kernel, regressor=KernelRidge(kernels.Gaussian(1.0)), random_state=0).fit(X, smiles)
     assert model.kernel == kernel and model.basis_.kernel == kernels.OnMolecules(kernel, form)
     plain = DSOKR(kernel, regressor=KernelRidge(kernels.Gaussian(1.0)), decoder=Candidates(), random_state=0)
-    plain.fit(X, getattr(chem, form)(smiles))
+    plain.fit(X, convert(smiles))
     assert set(model.predict(X)) <= set(smiles)
     others = ["CCO", "OCC", "c1ccccc1", "CN"]
-    torch.testing.assert_close(model.scores(X, others), plain.scores(X, getattr(chem, form)(others)))
+    torch.testing.assert_close(model.scores(X, others), plain.scores(X, convert(others)))
     ranked = model.rank(X, others, k=4)
     ethanol = ranked.scores[(ranked.indices == 0) | (ranked.indices == 1)].reshape(-1, 2)
     torch.testing.assert_close(ethanol[:, 0], ethanol[:, 1])  # CCO is OCC
+    given, converted = (explain(one, X[:2], ys) for one, ys in ((model, others[:2]), (plain, convert(others[:2]))))
+    assert [one.score for one in given] == pytest.approx([one.score for one in converted])
+    np.testing.assert_allclose(given[0].contributions, converted[0].contributions, atol=1e-12)
     model.save(tmp_path / "m")
     assert DSOKR.load(tmp_path / "m").predict(X) == model.predict(X)
     with pytest.raises(InputError, match="Could not parse 'C1CC' at index 1 as a molecule"):

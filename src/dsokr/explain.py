@@ -27,6 +27,7 @@ from dsokr.errors import InputError
 from dsokr.estimator import DSOKR
 from dsokr.files import replace_file
 from dsokr.graphs import Graph, GraphBatch
+from dsokr.kernels import OnMolecules
 from dsokr.kernels.sparse import Split
 from dsokr.outputs import Outputs, canonical, count, take
 from dsokr.regressors.inputs import check_inputs
@@ -139,7 +140,7 @@ def _weigh(w: np.ndarray, ids: np.ndarray, split: Split) -> np.ndarray:  # (plac
 
 def _leave_out(basis: SketchedBasis, z: Tensor, y: Outputs, score: float, rule: Rule) -> Explanation:
     """Compare one output with the same output without each of its places. A single place has the whole score."""
-    variants, places = _remove_each(y)
+    variants, places = _remove_each(basis.kernel.convert(y) if isinstance(basis.kernel, OnMolecules) else y)
     if len(places) <= 1:
         return Explanation(score, np.full(len(places), score), places, None)
     without = score_pairs(z.expand(len(places), -1), basis.embed(variants), basis.diag(variants), rule)

@@ -34,20 +34,22 @@ class OnMolecules(Kernel):
         check_fields(self)
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:
-        return self.kernel(self._convert(a), self._convert(b))
+        return self.kernel(self.convert(a), self.convert(b))
 
     def diag(self, a: Outputs) -> Tensor:
-        return self.kernel.diag(self._convert(a))
+        return self.kernel.diag(self.convert(a))
 
     def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
-        evaluate = self.kernel.against(self._convert(anchors), weights)
-        return lambda ys: evaluate(self._convert(ys))
+        evaluate = self.kernel.against(self.convert(anchors), weights)
+        return lambda ys: evaluate(self.convert(ys))
 
     def split(self, ys: Outputs) -> Split | None:
-        return self.kernel.split(self._convert(ys))
+        return self.kernel.split(self.convert(ys))
 
-    def _convert(self, ys: Outputs) -> Outputs:
-        return getattr(import_module("dsokr.chem"), self.form)(ys)
+    def convert(self, ys: Outputs) -> Outputs:
+        """Return φ of SMILES; graphs or fingerprints stay as they are."""
+        are_texts = isinstance(ys, list) and all(isinstance(y, str) for y in ys)
+        return getattr(import_module("dsokr.chem"), self.form)(ys) if are_texts else ys
 
 
 def suit_texts(kernel: Kernel, ys: Outputs) -> Kernel:
