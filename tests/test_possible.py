@@ -10,7 +10,7 @@ pytest.importorskip("rdkit")
 pytest.importorskip("typer")
 
 from dsokr import chem
-from dsokr.commands import fit, library, options
+from dsokr.commands import Predictor, fit, library, options
 from dsokr.commands.possible import read_within
 from dsokr.commands.tables import Problems
 from dsokr.errors import InputError
@@ -234,3 +234,18 @@ def test_sets_among_possible_candidates_hold_the_right_one(dsokr, tables, model,
     assert 0.7 < np.mean(right) < 0.95 and np.mean(sizes) < 0.9 * np.mean(pools)
     for some in sets.values():
         assert sum(float(hit["probability"]) for hit in some) <= 1 + 1e-6
+
+
+def test_several_rows_of_one_thing_are_one_input(dsokr, tables, model, tmp_path, smiles, facts):  # noqa: F811
+    rows = [[f"{_describe(s)} {word}", s, i, facts[s][0]] for i, s in enumerate(smiles[:30]) for word in ("one", "two")]
+    table = write(tmp_path / "q.csv", ["text", "smiles", "spot", "mf"], rows)
+    pool = ("--candidates", tables / "library.csv", "--pool", "spot")
+    dsokr("rank", model, table, *pool, "--out", tmp_path / "r.csv", "--top", "3", "--keep", "spot")
+    found = read(tmp_path / "r.csv")
+    assert [int(row["spot"]) for row in found[::3]] == list(range(30)) and len(found) == 90
+    predictor = Predictor.load(model, "cpu")
+    z = predictor.coefficients([row[0] for row in rows]).double().reshape(30, 2, -1).mean(dim=1)
+    expected = predictor.among(smiles).top(z, 3, predictor.rule)
+    assert [row["prediction"] for row in found] == [smiles[at] for at in expected.indices.flatten().tolist()]
+    done = json.loads(dsokr("evaluate", model, table, *pool, "--match", "formula=mf", "--json").stdout)
+    assert done["n"] == 30 and sum(v for k, v in done["metrics"].items() if k.startswith("inputs")) == 30

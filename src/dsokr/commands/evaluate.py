@@ -20,7 +20,7 @@ from dsokr.commands.guarantee import check_promises
 from dsokr.commands.kinds import Kind
 from dsokr.commands.library import Library
 from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
-from dsokr.commands.possible import Possible, complete, read_test
+from dsokr.commands.possible import Possible, complete, pool_rows, read_test
 from dsokr.commands.predictor import Pairs, Predictor
 from dsokr.commands.reasons import check_page
 from dsokr.commands.tables import Problems, Table
@@ -63,20 +63,24 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     if options.candidates is None and options.candidates_column is not None:
         raise InputError("--candidates-column is about candidates. Name them with --candidates.")
     predictor, possible = Predictor.load(options.model, options.device), Possible(options)
-    (pairs, conditions, _), listed = read_test(predictor, Table(options.test), problems, possible), None
+    table, listed = Table(options.test), None
+    pooled = table.check_columns(list(filter(None, [options.pool])))
+    pairs, conditions, rows = read_test(predictor, table, problems, possible, pooled)
+    keys = [cell for name in pooled for cell in take(rows.cells[name], rows.places(pairs.rows))]
     if options.candidates is not None:
         wanted = possible.columns
         library = Library(predictor, options.candidates, options.candidates_column, problems, wanted)
         blocks = list(library.blocks())
         cells = [cell for block in blocks for cell in block.cells]
         listed = Listing(cells, {name: [cell for block in blocks for cell in block.columns[name]] for name in wanted})
-    metrics = evaluate(predictor, pairs, listed, conditions)
-    table = rich.table.Table("metric", "value", "what it means")
+    metrics = evaluate(predictor, pairs, listed, conditions, keys)
+    shown = rich.table.Table("metric", "value", "what it means")
     for row in list_metrics(metrics):
-        table.add_row(*row)
-    facts = {"n": len(pairs), "skipped": len(problems.found), "metrics": metrics}
-    texts = [table, summarize(metrics, len(pairs))]
-    if predictor.sure is not None and listed is None and not conditions:
+        shown.add_row(*row)
+    n = len(set(keys)) or len(pairs)
+    facts = {"n": n, "skipped": len(problems.found), "metrics": metrics}
+    texts = [shown, summarize(metrics, n)]
+    if predictor.sure is not None and listed is None and not conditions and not pooled:
         facts["promises"] = promises = check_promises(predictor, pairs)
         texts += [test["text"] for test in promises["coverage"]]
         texts.append(f"Confidence is off by {promises['calibration_error']:.3f} on average.")
@@ -100,16 +104,24 @@ class Listing(NamedTuple):
 
 
 def evaluate(
-    predictor: Predictor, pairs: Pairs, listed: Listing | None = None, conditions: Sequence[Condition] = ()
+    predictor: Predictor,
+    pairs: Pairs,
+    listed: Listing | None = None,
+    conditions: Sequence[Condition] = (),
+    pooled: Sequence[str] = (),
 ) -> dict[str, float]:
     """Compute the metrics of the first answers. Undefined ones are left out.
 
     With candidates the answers are the best of them, and the right ones are ranked among them; one that is not in the
     list is not found. Without, answers are those of the decoder; molecules are also ranked, and, where the decoder
     picks from a list, picked, among the known outputs and all the right answers. With conditions, only candidates that
-    meet them count. Ties count as in :func:`dsokr.metrics.retrieval`.
+    meet them count. Pairs that are ``pooled``, by equal cells, are one input, with the answer and conditions of the
+    first. Ties count as in :func:`dsokr.metrics.retrieval`.
     """
     z, true, metrics = predictor.model.coefficients(pairs.X), pairs.outputs, {}
+    if pooled:
+        z, first = pool_rows(z, pooled)
+        true, conditions = take(true, first), [condition.take(first) for condition in conditions]
     is_ranked = listed is not None or isinstance(predictor.output, Molecule)
     if conditions and not is_ranked:
         raise InputError("--match and --within are about candidates. Name them with --candidates.")

@@ -29,6 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 Folder = Annotated[Path, typer.Argument(help="Folder of a model made by `dsokr fit`.")]
 Column = Annotated[str | None, typer.Option(help="Column of the candidates, if it is not clear.")]
 CANDIDATES = typer.Option("--candidates", "--index", help="A table, a .smi list, or an index of `dsokr embed`.")
+Pool = Annotated[str | None, typer.Option(help="Rows with the same cell here are one input, such as several spectra.")]
 Rule = Annotated[str | None, typer.Option(help="How candidates are scored: kernel, projected or cosine.")]
 NOT_IN_CONFIG = {"config", "restart", "as_json"}
 
@@ -138,6 +139,7 @@ class PredictOptions(PossibleOptions):
         float | None, typer.Option(help="All candidates of a set that holds the right one so often: 0.9.")
     ] = None
     max_error: Annotated[float | None, typer.Option(help="Answer only where at most this share is wrong: 0.05.")] = None
+    pool: Pool = None
     keep: Annotated[str, typer.Option(help="Columns of the inputs to copy to the table, separated by commas.")] = ""
     explain: Annotated[Path | None, typer.Option(help="Page to write: why the first answers have their scores.")] = None
 
@@ -168,6 +170,7 @@ class EvaluateOptions(PossibleOptions):
     test: Annotated[Path, typer.Argument(help="Table of pairs, with the columns of training.")]
     candidates: Annotated[Path | None, typer.Option(help="Rank the right answers among these.")] = None
     candidates_column: Column = None
+    pool: Pool = None
 
 
 @dataclass(frozen=True, kw_only=True)

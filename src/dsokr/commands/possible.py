@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dsokr.commands.cells import shorten
 from dsokr.commands.columns import Labels, Molecule, OutputKind
@@ -22,7 +24,7 @@ from dsokr.index import Condition
 from dsokr.index.columns import as_numbers
 
 WITHIN = re.compile(r"(?P<column>[^=]+)(=(?P<formula>.+))?:(?P<size>[^:]+?)\s*(?P<unit>ppm|%|)")
-UNITS = {"ppm": 1e-6, "%": 1e-2}
+UNITS = {"ppm": 1e6, "%": 1e2}
 SIGNS: Mapping[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -139,6 +141,15 @@ def read_test(
     return pairs, [condition.take(at) for condition in conditions], rows
 
 
+def pool_rows(z: Tensor, keys: Sequence[str]) -> tuple[Tensor, list[int]]:  # (n, p) -> (groups, p)
+    """The mean coordinates of rows with equal keys, and the first row of each."""
+    first: dict[str, int] = {}
+    number = [first.setdefault(key, len(first)) for key in keys]
+    sums = z.new_zeros(len(first), z.shape[1]).index_add_(0, torch.tensor(number, device=z.device), z)
+    counts = torch.tensor(number).bincount().to(z)
+    return sums / counts[:, None], [number.index(group) for group in range(len(first))]
+
+
 def read_within(text: str) -> Wish:
     """Read a wish of --within.
 
@@ -151,7 +162,7 @@ def read_within(text: str) -> Wish:
         example = "exact_mass=precursor_mz-1.00728:10ppm, or exact_mass:0.01"
         raise InputError(f"--within takes COLUMN=EXPRESSION:TOLERANCE, such as {example}. Got {text!r}.")
     column, unit = found["column"].strip(), UNITS.get(found["unit"])
-    return Wish(column, (found["formula"] or column).strip(), size, None if unit is None else size * unit)
+    return Wish(column, (found["formula"] or column).strip(), size, None if unit is None else size / unit)
 
 
 def complete(output: OutputKind, cells: Sequence[str], given: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -166,8 +177,8 @@ def complete(output: OutputKind, cells: Sequence[str], given: Mapping[str, list[
 def split_list(cell: str, output: OutputKind) -> list[str]:
     """The candidates in a cell: separated by ; and, for molecules, by spaces, or a list of JSON.
 
-    >>> split_list('["a b", "c"]', String()), split_list("CCO; CO", Molecule())
-    (['a b', 'c'], ['CCO', 'CO'])
+    >>> split_list("CCO; CO", Molecule()), split_list('["CCO"]', Molecule())
+    (['CCO', 'CO'], ['CCO'])
     """
     if isinstance(output, Labels):
         raise InputError("--candidates-for cannot list label sets, whose labels are separated like candidates.")

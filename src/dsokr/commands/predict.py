@@ -17,7 +17,7 @@ from dsokr.commands.guarantee import Guard
 from dsokr.commands.kinds import Read
 from dsokr.commands.library import Library, describe, open_index
 from dsokr.commands.options import PredictOptions, Result, Say
-from dsokr.commands.possible import Possible, split_list
+from dsokr.commands.possible import Possible, pool_rows, split_list
 from dsokr.commands.predictor import Predictor, read_column
 from dsokr.commands.reasons import check_page, write_reasons
 from dsokr.commands.tables import Problems, Table, check_writable, write_skipped, write_table
@@ -46,7 +46,7 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     names = table.columns[:1] if table.is_list else columns
     keep = table.find_columns([options.keep]) if options.keep else []
     group = predictor.sure.pairs_.get("column") if predictor.sure is not None and options.coverage is not None else None
-    further = table.check_columns(list(filter(None, [group, options.candidates_for])))
+    further = table.check_columns(list(filter(None, [group, options.candidates_for, options.pool])))
     possible = Possible(options)
     rows = table.read(problems, [*names, *keep, *further, *possible.names(table)])
     conditions = possible.compute(rows, problems)
@@ -55,10 +55,13 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     if not read.good:
         raise table.unusable(problems)
     problems.check(table, len(rows.attempted))
-    groups = take(rows.cells[group], read.good) if group else None
-    z = predictor.model.coefficients(read.values)
-    lists = take(rows.cells[options.candidates_for], read.good) if options.candidates_for else None
-    asked = Asked(z, groups, [condition.take(read.good) for condition in conditions], lists)
+    z, good = predictor.model.coefficients(read.values), read.good
+    if options.pool:
+        z, first = pool_rows(z, take(rows.cells[options.pool], good))
+        read, good = Read(take(read.values, first), take(good, first), read.bad), take(good, first)
+    groups = take(rows.cells[group], good) if group else None
+    lists = take(rows.cells[options.candidates_for], good) if options.candidates_for else None
+    asked = Asked(z, groups, [condition.take(good) for condition in conditions], lists)
     hits, candidates, duplicates = _answer(predictor, asked, options, problems, say)
     taken = {"row", "input", "rank", "prediction", "name", "score", "probability", "confidence"}
     shown: dict[str, list[Any]] = {"row": rows.numbers}
