@@ -31,7 +31,13 @@ from dsokr.index import Columns, Condition
 from dsokr.metrics import edit_distance, exact_match, f1, kendall_tau, levenshtein, retrieval_of
 from dsokr.outputs import take
 
-POOLS = {"1": (1, 1), "2-9": (2, 9), "10-99": (10, 99), "100+": (100, math.inf)}  # numbers of possible candidates
+POOLS = {
+    "0": (0, 0),
+    "1": (1, 1),
+    "2-9": (2, 9),
+    "10-99": (10, 99),
+    "100+": (100, math.inf),
+}  # numbers of possible candidates
 EDITED_ATOMS = 10  # molecules up to this size are compared by their exact edit distance
 EXAMPLES = 8  # pairs shown in a report
 SHOWN = 4  # answers for every example
