@@ -134,6 +134,7 @@ def test_bad_files_are_refused(tmp_path, name, text, message):
 
 def test_bins_hold_sums_by_mass_and_by_loss():
     X = bins([parse("29.0:360 29.2:640 40:10", 47.0), parse("1e4:9", 46.0)], width=0.5, heaviest=100.0)
+    assert X.indices.dtype == X.indptr.dtype == np.int32  # what scikit-learn takes
     assert X.shape == (2, 2 * 201) and X.indptr[1] == X.nnz  # the only peak of the second is too heavy
     first = dict(zip(X.indices.tolist(), X.data.tolist(), strict=True))
     small = (10 / 640) ** 0.5

@@ -199,10 +199,10 @@ def _find_precursor(spectrum: Spectrum, index: int) -> float:
 
 
 def _fill_bins(values: list[np.ndarray], shares: list[np.ndarray], width: float, count: int) -> sp.csr_array:
-    rows = np.repeat(np.arange(len(values)), [len(own) for own in values])
+    rows = np.repeat(np.arange(len(values), dtype=np.int32), [len(own) for own in values])
     columns = np.rint(np.concatenate([np.empty(0), *values]) / width)
     kept = (columns >= 0) & (columns < count)
-    at = rows[kept], columns[kept].astype(int)
+    at = rows[kept], columns[kept].astype(np.int32)  # scikit-learn refuses sparse rows with other indices
     return sp.coo_array((np.concatenate([np.empty(0), *shares])[kept], at), shape=(len(values), count)).tocsr()
 
 

@@ -111,14 +111,14 @@ def describe_molecules(
     X: sp.csr_array, parts: np.ndarray, measured: np.ndarray | None, smiles: list[str], others: list[str]
 ) -> Molecules:
     """Molecules by their SMILES; without masses by spectra, these are exact."""
-    from rdkit import Chem, RDLogger
+    from rdkit import Chem, rdBase
     from rdkit.Chem import rdMolDescriptors
     from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
     from dsokr import chem
 
-    RDLogger.DisableLog("rdApp.*")
-    mols = [Chem.MolFromSmiles(text) for text in smiles + others]
+    with rdBase.BlockLogs():
+        mols = [Chem.MolFromSmiles(text) for text in smiles + others]
     masses = np.array([rdMolDescriptors.CalcExactMolWt(mol) for mol in mols])
     return Molecules(
         normalize(X),
@@ -133,9 +133,10 @@ def describe_molecules(
 
 def find_key(smiles: str) -> str:
     """The block of the InChIKey that names the skeleton; "" if there is none."""
-    from rdkit import Chem
+    from rdkit import Chem, rdBase
 
-    return str(Chem.MolToInchiKey(Chem.MolFromSmiles(smiles)))[:14]
+    with rdBase.BlockLogs():
+        return str(Chem.MolToInchiKey(Chem.MolFromSmiles(smiles)))[:14]
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
