@@ -34,12 +34,11 @@ from dsokr.sketches import Full, SketchSpec, SubSample
 from studies.baselines.regression import LabelNetwork
 from studies.data.massbank import Molecules, generate_molecules, load_molecules
 from studies.plots import draw_panels
-from studies.results import TRAINING_FIELDS, Row, group_rows, pick_fields, read_rows
+from studies.results import TRAINING_FIELDS, Columns, Row, group_rows, pick_fields, read_rows
 from studies.study import ADAMW, Session, Stopwatch, Study
 
 PPM, FOLDS, TEST = 1e-5, 5, 0.2  # tolerance of masses, folds by mass, share of the scaffolds' test molecules
 LARGE = 0.05  # share of the molecules from which on a scaffold is always trained on
-BITS = 2048  # of the fingerprint network
 POOLS = ("MassBank, mass", "MassBank, formula", "MassBank + ChEBI-20, mass", "MassBank + ChEBI-20, formula")
 MASS_SPLITS = tuple(f"mass {fold}" for fold in range(FOLDS))
 
@@ -54,6 +53,7 @@ class MassBankConfig:
     width: int  # of the networks' hidden layer
     training: Training
     models: tuple[str, ...]
+    bits: int = 2048  # of the fingerprint network
 
 
 @dataclass(eq=False)
@@ -136,7 +136,7 @@ def run(config: MassBankConfig, session: Session) -> None:
     for name in config.splits:
         fold = Fold(data, config, *split(data, name))
         key = {"experiment": "massbank", "split": name, "n_train": len(fold.train)}
-        pools.record(key, lambda fold=fold: {"metrics": describe_pools(fold)})
+        pools.record(key, partial(describe_pools, fold))
         key |= {"m": config.size}
         for rule, blind in BLIND.items():
             results.record(key | {"method": f"blind: {rule}"}, partial(measure, fold, blind))
@@ -158,7 +158,7 @@ def describe_pools(fold: Fold) -> Row:
         asked = fold.is_asked(kind)
         sizes = [len(pool) for pool, counts in zip(pools, asked, strict=True) if counts]
         found[kind] = {"sizes": sizes, "lacking": lacking, "single": int((~asked).sum()) - lacking}
-    return found
+    return {"metrics": found}
 
 
 def measure(fold: Fold, score: Callable[[Fold], Tensor]) -> Row:
@@ -217,15 +217,15 @@ def score_bits(fold: Fold) -> Tensor:
     """The log-likelihood of candidates' fingerprints by a network that predicts every bit by itself."""
     config, inputs = fold.config, fold.inputs.float()
     network = LabelNetwork(MLP((config.width,), dropout=0.5), config.training, seed=0)
-    network.fit(inputs[fold.train], fold_bits(fold.data.morgan[fold.train]))
+    network.fit(inputs[fold.train].numpy(), fold_bits(fold.data.morgan[fold.train], config.bits))
     logits = network.fitted.predict(inputs[fold.test])
-    bits = torch.from_numpy(fold_bits(fold.data.morgan[fold.candidates])).to(logits)
+    bits = torch.from_numpy(fold_bits(fold.data.morgan[fold.candidates], config.bits)).to(logits)
     return logits @ bits.T + torch.nn.functional.logsigmoid(-logits).sum(dim=1, keepdim=True)
 
 
-def fold_bits(morgan: sp.csr_array) -> np.ndarray:  # (n, BITS) of 0 and 1
-    found = np.zeros((morgan.shape[0], BITS), np.float32)
-    found[np.repeat(np.arange(len(found)), np.diff(morgan.indptr)), morgan.indices % BITS] = 1
+def fold_bits(morgan: sp.csr_array, bits: int) -> np.ndarray:  # (n, bits) of 0 and 1
+    found = np.zeros((morgan.shape[0], bits), np.float32)
+    found[np.repeat(np.arange(len(found)), np.diff(morgan.indptr)), morgan.indices % bits] = 1
     return found
 
 
@@ -284,6 +284,7 @@ QUICK = replace(
     width=64,
     training=replace(FULL.training, epochs=60, batch_size=32, warmup_steps=5),
     models=(*FULL.models, *FOREST),
+    bits=128,
 )
 
 
@@ -346,19 +347,19 @@ def summarize(found: np.ndarray, sizes: np.ndarray) -> Row:
 
 def bootstrap(values: np.ndarray, draws: int = 2000) -> tuple[float, float, float]:
     """The mean, and the interval that holds 95 % of the means of resampled values."""
-    rng = np.random.default_rng(0)
-    means = [rng.choice(values, len(values)).mean() for _ in range(draws)]
-    return (float(values.mean()), *map(float, np.quantile(means, [0.025, 0.975])))
+    different, counts = np.unique(values.astype(float), return_counts=True)
+    n = len(values)
+    drawn = np.random.default_rng(0).multinomial(n, counts / n, draws)  # how often each is drawn
+    low, high = np.quantile(drawn @ different / n, [0.025, 0.975])
+    return float(values.mean()), float(low), float(high)
 
 
 def compare(folder: Path, kind: str, split: str, first: str, second: str) -> tuple[float, float, float]:
     """The difference of Hit@1 of two methods, molecule by molecule, and its interval."""
     rows = [row for row in read_rows(folder / "ranks.jsonl") if row["split"].startswith(split)]
-    hits = [
-        np.concatenate([row["metrics"]["ranks"][kind] for row in rows if name_row(row)[1] == method]) <= 1
-        for method in (first, second)
-    ]
-    return bootstrap(hits[0].astype(float) - hits[1])
+    found = {(name_row(row)[1], row["split"]): np.array(row["metrics"]["ranks"][kind]) <= 1 for row in rows}
+    folds = [name for method, name in found if method == first and (second, name) in found]
+    return bootstrap(np.concatenate([found[first, name].astype(float) - found[second, name] for name in folds]))
 
 
 def format_hits(name: str) -> Callable[[Row], str]:
@@ -369,7 +370,7 @@ def format_hits(name: str) -> Callable[[Row], str]:
     return format_row
 
 
-COLUMNS = {
+COLUMNS: Columns = {
     "split": "{split}",
     "candidates": "{pool}",
     "method": "{method}",
