@@ -82,9 +82,10 @@ class Fold:
 
     @cached_property
     def inputs(self) -> Tensor:  # (n, p)
-        """Coordinates of all spectra in a basis of the training spectra: what networks read."""
+        """Coordinates of all spectra in a basis of the training spectra, with mean square one: what networks read."""
         sketch, generator = SubSample(self.config.size), Generator().manual_seed(0)
-        return sketch_basis(Gaussian(0.5), self.data.X[self.train], sketch, generator=generator).embed(self.data.X)
+        basis = sketch_basis(Gaussian(0.5), self.data.X[self.train], sketch, generator=generator)
+        return basis.dim**0.5 * basis.embed(self.data.X)
 
     def is_asked(self, kind: str) -> np.ndarray:
         """Which queries have their molecule and another one in the pool."""
@@ -270,7 +271,7 @@ FULL = MassBankConfig(
     size=1500,
     width=1024,
     training=replace(
-        ADAMW, epochs=12, batch_size=128, warmup_steps=20, weight_decay=0.0, validation_fraction=0.0, progress=False
+        ADAMW, epochs=15, batch_size=128, warmup_steps=20, weight_decay=0.0, validation_fraction=0.0, progress=False
     ),
     models=(BITWISE, *RIDGES, *NETWORKS, TOGETHER),
 )
