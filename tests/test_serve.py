@@ -133,8 +133,9 @@ class TestPossibleCandidates:
     @pytest.mark.parametrize(
         ("condition", "words"),
         [
-            ({"within": {"weight": [1, 2]}}, "The candidates have no column 'weight'. Their columns: mass, formula."),
-            ({"within": {"formula": [1, 2]}}, "The column 'formula' of the candidates holds no numbers."),
+            ({"within": {"weight": [1, 2]}}, "within.weight.[key]: Input should be 'mass'."),
+            ({"within": {"formula": [1, 2]}}, "within.formula.[key]: Input should be 'mass'."),
+            ({"match": {"weight": "1"}}, "match.weight.[key]: Input should be 'mass' or 'formula'."),
             ({"within": {"mass": [1]}}, "within.mass.1: Field required."),
             ({"within": {"mass": ["a", 1]}}, "within.mass.0"),
             ({"match": {"formula": 3}}, "match.formula"),

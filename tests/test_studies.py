@@ -371,7 +371,6 @@ def test_words_are_searched_or_listed():
 
 NOT_RUN = {
     "chebi20": 9,  # further seeds of baselines with the larger encoder, and one long training
-    "massbank": 98,  # three folds by mass, the scaffolds, and the forests
 }
 DATA = {
     "smi2mol": "qm9",

@@ -42,7 +42,7 @@ class Scan:
 
     def __init__(self, z: Tensor, k: int, rule: Rule):
         check_rule(rule)
-        self.z, self.k, self.rule, self.seen = z, check_k(k), rule, 0
+        self.z, self.k, self.rule, self.seen, self.has_pools = z, check_k(k), rule, 0, False
         self.scores = z.new_empty(len(z), 0)
         self.indices, self.ties = self.scores.long(), Ties(*z.new_zeros(2, len(z), 1))
 
@@ -69,6 +69,7 @@ class Scan:
         for start in range(0, len(self.z) if pairs is None else 0, step):
             self._add(block, slice(start, start + step))
         if pairs is not None:
+            self.has_pools = True  # so that rows may have fewer than k
             if self.seen == 0:
                 self.ties = Ties.of(block.score_some(self.z))
             for query, candidate in zip(*(part.split(MERGED) for part in pairs), strict=True):
@@ -108,9 +109,9 @@ class Scan:
 
     def ranking(self) -> Ranking:
         """The best so far: k of them, or all if fewer were added."""
-        there = self.indices >= 0  # some rows may have fewer
-        check_scores(self.scores.where(there, 0.0))
-        return Ranking(self.indices, self.scores + constant(self.rule, self.z)[:, None])
+        scores = self.scores + constant(self.rule, self.z)[:, None]
+        check_scores(scores.where(self.indices >= 0, 0.0) if self.has_pools else scores)
+        return Ranking(self.indices, scores)
 
 
 class _Block(NamedTuple):

@@ -79,8 +79,8 @@ class Columns:
         return pools
 
     def kinds(self) -> dict[str, str]:
-        """Whether columns hold numbers or other texts, by name."""
-        return {name: "text" if np.isnan(self.numbers(name)).any() else "number" for name in self.names}
+        """Whether most cells of a column are numbers or other texts, by name."""
+        return {name: "text" if np.isnan(self.numbers(name)).mean() > 0.5 else "number" for name in self.names}
 
     def numbers(self, name: str) -> np.ndarray:  # (c,)
         return self._columns[name][0].values

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
@@ -139,11 +139,7 @@ def build_question_model(facts: dict[str, Any]) -> Any:
             Number | None,
             Field(facts["coverage"], gt=0, lt=1, description="How often sets must hold the right candidate."),
         ),
-        "within": (
-            dict[str, tuple[Number, Number]],
-            Field({}, description="Only candidates from a number to another, by column, see /health."),
-        ),
-        "match": (dict[str, str], Field({}, description="Only candidates with this cell, by column.")),
+        **_conditions(facts["candidate_columns"]),
         "predict": (bool, Field(False, strict=True, description="Whether to add the model's own answer.")),
     }
     config = ConfigDict(extra="forbid", json_schema_extra={"oneOf": [{"required": [name]} for name in either]})
@@ -175,6 +171,22 @@ def _text(limits: dict[str, Any]) -> Any:
 
 def _rule(facts: dict[str, Any]) -> Any:
     return Rule, Field(facts["rule"], description=f"The decoding rule: {', '.join(RULES)}.")
+
+
+def _conditions(kinds: dict[str, str]) -> dict[str, Any]:
+    """The parts of a body that restrict candidates, where these have columns."""
+    literal: Any = Literal
+    mapping: Any = dict
+    names = {"within": [name for name, kind in kinds.items() if kind == "number"], "match": list(kinds)}
+    values: dict[str, Any] = {"within": tuple[Number, Number], "match": str}
+    what = {"within": "from a number to another", "match": "with this cell"}
+    return {
+        part: (
+            mapping[literal[tuple(columns or [""])], values[part]],
+            Field({}, max_length=len(columns), description=f"Only candidates {what[part]}, by column."),
+        )
+        for part, columns in names.items()
+    }
 
 
 def _numbers(length: int, largest: float) -> Any:
