@@ -387,12 +387,12 @@ COLUMNS: Columns = {
 
 
 def draw(folder: Path, image: Path) -> Path:
-    """Hit@1 of every method on the candidates of the same mass, a panel for every split and library."""
+    """Hit@1 on the candidates of the same mass, a panel for every split and library; by the rule "cosine"."""
     panels: dict[str, list[tuple[str, float, float]]] = {}
     for row in tabulate(folder):
-        if row["pool"].endswith("mass") and row["n"]:
-            value, low, high = row["hits@1"]
-            panels.setdefault(f"{row['split']}: {row['pool']}", []).append((row["method"], value, (high - low) / 2))
+        if row["pool"].endswith("mass") and row["n"] and not row["method"].endswith(", kernel"):
+            (value, low, high), label = row["hits@1"], row["method"].removesuffix(", cosine")
+            panels.setdefault(f"{row['split']}: {row['pool']}", []).append((label, value, (high - low) / 2))
     return draw_panels(panels, "Hit@1, pools of at least two", image, across=2)
 
 

@@ -25,7 +25,8 @@ def save_figure(figure: Any, path: Path, dpi: int = 150) -> Path:
 def draw_panels(panels: Mapping[str, Sequence[Point]], xlabel: str, image: Path, across: int = 3) -> Path:
     """Values with their standard deviations, a panel for every title."""
     columns, lines = min(across, len(panels)), -(-len(panels) // across)
-    size = 4.5 * columns, 2.6 * lines
+    most = max(map(len, panels.values()), default=0)
+    size = (4.5 if most < 8 else 7.0) * columns, max(2.6, 0.24 * most + 0.9) * lines
     figure, grid = pyplot().subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
@@ -34,7 +35,7 @@ def draw_panels(panels: Mapping[str, Sequence[Point]], xlabel: str, image: Path,
         axes.errorbar(values, labels, xerr=deviations, fmt="o", capsize=3)
         axes.set(title=title, xlabel=xlabel)
         axes.grid(axis="x", alpha=0.3)
-        axes.margins(y=0.2)
+        axes.margins(y=0.2 if most < 8 else 0.05)
     return save_figure(figure, image)
 
 
