@@ -36,10 +36,16 @@ class Column:
     @cached_property
     def _sorted(self) -> tuple[np.ndarray, Tensor | None]:  # (c,), (c,)
         """The values in ascending order, NaN last, and their positions; None if they are stored in this order."""
-        if np.all((self.values[:-1] <= self.values[1:]) | np.isnan(self.values[1:])):
-            return self.values, None
-        order = np.argsort(self.values, kind="stable")
-        return self.values[order], torch.from_numpy(order)
+        values = np.ascontiguousarray(self.values)  # else every search would copy them
+        if np.all((values[:-1] <= values[1:]) | np.isnan(values[1:])):
+            return values, None
+        order = np.argsort(values, kind="stable")
+        return values[order], torch.from_numpy(order)
+
+    @cached_property
+    def is_empty(self) -> bool:
+        """Whether there are no numbers."""
+        return bool(np.isnan(self.values).all())
 
     def find(self, low: Any, high: Any) -> list[Pool]:
         """The candidates from ``low`` to ``high``, both included, for every pair of these."""

@@ -95,6 +95,6 @@ class Columns:
         numbers, hashes = self._columns[condition.column]
         if condition.low.dtype == np.int64:
             return hashes
-        if np.isnan(numbers.values).all():
+        if numbers.is_empty:
             raise InputError(f"The column {condition.column!r} of the candidates holds no numbers.")
         return numbers
