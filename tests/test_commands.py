@@ -259,6 +259,18 @@ def test_a_molecule_written_in_two_ways_is_one_candidate(dsokr, fitted, inputs, 
     assert [cells for cells, *_ in source.blocks(start=1)] == [["CC"]]  # CCO came before
 
 
+def test_molecules_with_one_fingerprint_are_several_candidates(dsokr, fitted, inputs, tmp_path):
+    (a, b) = alike = ["C1CCCCC1", "C1CCCCCC1"]  # their atoms have the same neighbours up to one bond
+    counts = chem.fingerprints(alike, radius=1)
+    assert set(counts[[0]].indices) == set(counts[[1]].indices) and Predictor.load(fitted, "cpu").output.radius == 1
+    rings = ["C1CCCC1C2CCCCCC2", "C1CCCCC1C2CCCCC2", "C2CCCCC2C1CCCCC1"]
+    assert (chem.fingerprints(rings, radius=1)[[0]] != chem.fingerprints(rings, radius=1)[[1]]).nnz == 0
+    candidates = tmp_path / "library.smi"
+    candidates.write_text("\n".join([a, b, *rings]))
+    done = dsokr("rank", fitted, inputs, "--candidates", candidates, "--out", tmp_path / "r.csv")
+    assert "4 candidates (1 listed again, counted once) ranked" in done.stdout
+
+
 REPEATED = ["CO", "", "CC", "C1CC", "CO", "", "CCC", "C1CC", "", "CC", "", "CO", "C1CC"]  # three, then three again
 BAD = [row for row, cell in enumerate(REPEATED, start=2) if cell in ("", "C1CC")]
 

@@ -4,10 +4,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import joblib
+import scipy.sparse as sp
 import torch
 
 from dsokr.commands.cells import count_of
@@ -40,16 +43,32 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """What takes most of the time, for all cores: values, keys and computed columns of candidates."""
+    """What takes most of the time, for all cores: values and computed columns of candidates, and codes for these.
+
+    Candidates with different codes do not mean the same.
+    """
 
     output: OutputKind
     kernel: Kernel
     computes: bool  # whether columns are wanted that are computed
 
-    def __call__(self, cells: list[str]) -> tuple[Read, list[str], dict[str, list[str]]]:
+    def __call__(self, cells: list[str]) -> tuple[Read, list[bytes], dict[str, list[str]]]:
         read = self.output.read(cells, self.kernel)
         good = take(cells, read.good)
-        return read, list(map(self.output.key, good)), complete(self.output, good, {}) if self.computes else {}
+        columns = complete(self.output, good, {}) if self.computes else {}
+        return read, list(map(_shorten, self._identify(read.values, good))), columns
+
+    def _identify(self, values: Any, cells: list[str]) -> Iterator[bytes]:
+        """By their fingerprints, as canonical SMILES take longer; other kinds by their keys."""
+        if not cells or not isinstance(self.output, Molecule) or self.output.as_graph or not self.output.counts:
+            return (self.output.key(cell).encode(errors="surrogatepass") for cell in cells)
+        rows = sp.csr_array(values).sorted_indices()
+        ends = pairwise(rows.indptr.tolist())
+        return (rows.indices[a:b].tobytes() + rows.data[a:b].tobytes() for a, b in ends)
+
+
+def _shorten(text: bytes) -> bytes:
+    return blake2b(text, digest_size=8).digest()
 
 
 class Library:
@@ -96,9 +115,9 @@ class Library:
 
         Bad ones are problems, in every row where they occur. A file without any good one is an error.
         """
-        seen: set[int] = set()  # hashes of keys
+        seen: dict[bytes, tuple[str, ...]] = {}  # candidates by their codes
         bad: dict[str, str] = {}
-        for rows, cells, new, (read, keys, columns) in self._study():
+        for rows, cells, new, (read, codes, columns) in self._study():
             self.rows += len(rows.attempted)
             bad |= {new[at]: reason for at, reason in read.bad.items()}
             for number, cell in zip(rows.numbers, cells, strict=True):
@@ -106,11 +125,10 @@ class Library:
                     self.problems.add(self.table, number, ", ".join(self.columns), bad[cell])
             self.problems.check(self.table, self.rows)
             first = dict(zip(reversed(cells), reversed(range(len(cells))), strict=True))
-            codes = list(map(hash, keys))
-            places = {code: place for place, code in reversed(list(enumerate(codes))) if code not in seen}
-            seen |= places.keys()
-            fresh = sorted(place for place in places.values() if rows.numbers[first[new[read.good[place]]]] > start)
-            found = [new[read.good[place]] for place in fresh]
+            good = take(new, read.good)
+            places = [place for place, code in enumerate(codes) if self._is_new(good[place], code, seen)]
+            fresh = [place for place in places if rows.numbers[first[good[place]]] > start]
+            found = take(good, fresh)
             self.candidates += len(found)
             further = {name: [rows.cells[name][first[cell]] for cell in found] for name in (*self.name, *self.further)}
             names = further.pop(self.name[0]) if self.name else [""] * len(found)
@@ -118,6 +136,14 @@ class Library:
             yield Listed(found, names, take(read.values, fresh), computed | further, rows.attempted[-1])
         if not self.candidates and not start:
             raise self.table.unusable(self.problems)
+
+    def _is_new(self, cell: str, code: bytes, seen: dict[bytes, tuple[str, ...]]) -> bool:
+        """Whether a candidate means something else than all before, which it then joins."""
+        others, key = seen.get(code, ()), self.predictor.output.key
+        if others and key(cell) in map(key, others):
+            return False
+        seen[code] = *others, cell
+        return True
 
     def _study(self) -> Iterator[tuple[Rows, list[str], list[str], Any]]:
         """Rows, their cells, those that are new, and what is found out about them; on all cores if they are many."""
