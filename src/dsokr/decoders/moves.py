@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from dsokr.compute import compiled
+from dsokr.decoders.planarity import is_planar
 from dsokr.errors import InputError, check_fields
 from dsokr.graphs import GraphBatch
 
@@ -60,12 +61,30 @@ class Molecules:
     def neighbors(self, graphs: GraphBatch, rearranged: bool = False) -> Neighbors:
         """The molecules one edit away; also those ``rearranged``: one order of a bond, or an atom, is elsewhere."""
         elements, valences = np.array(self.valences, np.int64).T.copy()
-        arrays = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
-        options = (elements, valences, self.max_atoms, rearranged)
-        parts = [_edit_molecule(g, *arrays, *options) for g in range(len(graphs))]
-        origins = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
-        sizes, labels, bonds, ends = map(np.concatenate, zip(*parts, strict=True))
-        return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins)
+        domain = Domain(elements, valences, np.arange(HIGHEST + 1), self.max_atoms, rearranged=rearranged)
+        return edit_graphs(graphs, domain)
+
+
+class Domain(NamedTuple):
+    """What compiled code needs to know of a domain."""
+
+    elements: np.ndarray
+    valences: np.ndarray
+    costs: np.ndarray  # (highest order + 1,): what a bond of each order takes of a valence
+    max_atoms: int
+    connected: bool = True
+    planar: bool = False
+    dense: bool = False  # atoms with several bonds may come and go at once
+    rearranged: bool = False
+
+
+def edit_graphs(graphs: GraphBatch, domain: Domain) -> Neighbors:
+    """The graphs of the domain that are one edit away."""
+    arrays = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
+    parts = [_edit_molecule(g, *arrays, domain) for g in range(len(graphs))]
+    origins = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
+    sizes, labels, bonds, ends = map(np.concatenate, zip(*parts, strict=True))
+    return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins)
 
 
 class Molecule(NamedTuple):
@@ -74,16 +93,13 @@ class Molecule(NamedTuple):
     matrix: np.ndarray  # (n + 1, n + 1)
     n: int
     pairs: np.ndarray  # (bonds, 2)
-    elements: np.ndarray
-    valences: np.ndarray
+    domain: Domain
     edits: np.ndarray  # (room for all, WIDTH)
     listed: np.ndarray  # (1,): the number of edits
 
 
 @compiled
-def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
-    g, offsets, labels, indptr, neighbors, edge_labels, elements, valences, max_atoms, rearranged
-):
+def _edit_molecule(g, offsets, labels, indptr, neighbors, edge_labels, domain):  # type: ignore[no-untyped-def] # compiled
     """All valid molecules one edit away from graph g of a batch: their numbers of atoms and the atoms' elements, their
     numbers of bonds and the bonds as (i, j, order), with atoms numbered within each molecule.
     """
@@ -94,15 +110,12 @@ def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
         for k in range(indptr[first + i], indptr[first + i + 1]):
             matrix[i, neighbors[k] - first] = edge_labels[k]
     pairs = np.argwhere(np.triu(matrix, 1))
-    edits = np.empty((_bound_edits(matrix, pairs, n, len(elements)), WIDTH), np.int64)
-    molecule = Molecule(matrix, n, pairs, elements, valences, edits, np.zeros(1, np.int64))
-    _list_edits(molecule, max_atoms)
-    if rearranged:
-        _move_order(molecule)
-        _move_atom(molecule)
+    edits = np.empty((_bound_edits(matrix, pairs, n, domain), WIDTH), np.int64)
+    molecule = Molecule(matrix, n, pairs, domain, edits, np.zeros(1, np.int64))
+    _list_edits(molecule)
     count = molecule.listed[0]
     sizes, bonds = np.empty((2, count), np.int64)
-    atoms, ends = np.empty(count * (n + 1), np.int64), np.empty((count * (len(pairs) + 1), 3), np.int64)
+    atoms, ends = np.empty(count * (n + 1), np.int64), np.empty((count * (len(pairs) + 3), 3), np.int64)
     trial, found, atom, bond = matrix.copy(), 0, 0, 0
     for edit in edits[:count]:
         for k in range(1, 1 + 3 * edit[0], 3):
@@ -116,30 +129,38 @@ def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
 
 
 @compiled
-def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, elements: int) -> int:
+def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, domain: Domain) -> int:
     """No molecule has more edits: by kind, those of one atom, two atoms, a bond, two bonds, and rings."""
-    bonds, double = len(pairs), (matrix == 2).sum()
+    bonds, double, elements, orders = len(pairs), (matrix == 2).sum(), len(domain.elements), len(domain.costs)
     moved = bonds * n * n + n * (n + bonds)
-    return n * (1 + 4 * elements) + 2 * n * n + bonds * (2 * n + elements) + 2 * bonds * bonds + double**3 + moved
+    joined = (1 + bonds * (1 + n)) * elements
+    one = n * (2 + orders * elements) + orders * n * n + bonds * (2 * n + elements)
+    return one + 2 * bonds * bonds + double**3 + moved + joined
 
 
 @compiled
 def _is_valid(molecule: Molecule, edit: np.ndarray, trial: np.ndarray) -> bool:
-    """Whether the atoms that an edit touched keep their valences and, if it broke a bond, all atoms are connected."""
-    breaks = False
+    """Whether the atoms that an edit touched keep their valences, and the rest of the domain's conditions hold."""
+    breaks = makes = False
     for k in range(1, 1 + 3 * edit[0], 3):
-        if not _keeps_valence(molecule, trial, edit[k]) or not _keeps_valence(molecule, trial, edit[k + 1]):
+        if not _keeps_valence(molecule.domain, trial, edit[k]) or not _keeps_valence(molecule.domain, trial, edit[k + 1]):
             return False
         breaks |= edit[k + 2] == 0 and edit[k] != edit[k + 1]
-    return not breaks or is_connected(trial)
+        makes |= edit[k + 2] != 0 and edit[k] != edit[k + 1]
+    if breaks and molecule.domain.connected and not is_connected(trial):
+        return False
+    return not makes or not molecule.domain.planar or is_planar(trial)
 
 
 @compiled
-def _keeps_valence(molecule: Molecule, trial: np.ndarray, i: int) -> bool:
-    total = trial[i].sum() - trial[i, i]
-    for k in range(len(molecule.elements)):
-        if molecule.elements[k] == trial[i, i]:
-            return total <= molecule.valences[k]
+def _keeps_valence(domain: Domain, trial: np.ndarray, i: int) -> bool:
+    total = 0
+    for j in range(len(trial)):
+        if j != i:
+            total += domain.costs[trial[i, j]]
+    for k in range(len(domain.elements)):
+        if domain.elements[k] == trial[i, i]:
+            return total <= domain.valences[k]
     return total == 0  # no atom, hence no bonds
 
 
@@ -176,7 +197,7 @@ def _write(trial: np.ndarray, atoms: np.ndarray, ends: np.ndarray) -> tuple[int,
 
 
 @compiled
-def _list_edits(molecule: Molecule, max_atoms: int) -> None:
+def _list_edits(molecule: Molecule) -> None:
     """Fill in the edits of a molecule, valid or not."""
     _replace(molecule)
     _change_pair(molecule)
@@ -185,9 +206,17 @@ def _list_edits(molecule: Molecule, max_atoms: int) -> None:
     _cross(molecule)
     _remove(molecule)
     _turn(molecule)
-    if molecule.n < max_atoms:
+    has_room = molecule.n < molecule.domain.max_atoms
+    if has_room:
         _add(molecule)
         _insert(molecule)
+    if molecule.domain.dense:
+        _cut_out(molecule)
+        if has_room:
+            _join(molecule)
+    if molecule.domain.rearranged:
+        _move_order(molecule)
+        _move_atom(molecule)
 
 
 @compiled
@@ -204,7 +233,7 @@ def _append(molecule: Molecule, entries: tuple[Any, ...]) -> None:
 def _replace(molecule: Molecule) -> None:
     """Change the element of an atom."""
     for i in range(molecule.n):
-        for element in molecule.elements:
+        for element in molecule.domain.elements:
             if element != molecule.matrix[i, i]:
                 _append(molecule, (i, i, element))
 
@@ -217,7 +246,7 @@ def _change_pair(molecule: Molecule) -> None:
             a, b = molecule.matrix[i, i], molecule.matrix[j, j]
             if a != b:
                 _append(molecule, (i, i, b, j, j, a))
-            for order in range(HIGHEST + 1):
+            for order in range(len(molecule.domain.costs)):
                 if order != molecule.matrix[i, j]:
                     _append(molecule, (i, j, order))
 
@@ -239,7 +268,7 @@ def _shift_order(molecule: Molecule) -> None:
     for i, j in molecule.pairs:
         for k, m in molecule.pairs:
             a, b = molecule.matrix[i, j], molecule.matrix[k, m]
-            if (i != k or j != m) and a > 1 and b < HIGHEST:
+            if (i != k or j != m) and a > 1 and b < len(molecule.domain.costs) - 1:
                 _append(molecule, (i, j, a - 1, k, m, b + 1))
 
 
@@ -300,8 +329,8 @@ def _are_distinct(atoms: tuple[int, ...]) -> bool:
 def _add(molecule: Molecule) -> None:
     """Add an atom bonded to one."""
     for i in range(molecule.n):
-        for element in molecule.elements:
-            for order in range(1, HIGHEST + 1):
+        for element in molecule.domain.elements:
+            for order in range(1, len(molecule.domain.costs)):
                 _append(molecule, (i, molecule.n, order, molecule.n, molecule.n, element))
 
 
@@ -310,8 +339,37 @@ def _insert(molecule: Molecule) -> None:
     """Insert an atom into a bond."""
     n = molecule.n
     for i, j in molecule.pairs:
-        for element in molecule.elements:
+        for element in molecule.domain.elements:
             _append(molecule, (i, n, 1, n, j, 1, i, j, 0, n, n, element))
+
+
+@compiled
+def _cut_out(molecule: Molecule) -> None:
+    """Remove an atom and all its bonds, up to five: more edits than one remove the others."""
+    for i in range(molecule.n):
+        row = molecule.matrix[i].copy()
+        row[i] = 0
+        around = np.flatnonzero(row)
+        if 1 < len(around) < WIDTH // 3:
+            at = molecule.listed[0]
+            _append(molecule, (i, i, 0))
+            molecule.edits[at, 0] += len(around)
+            for k, j in enumerate(around):
+                molecule.edits[at, 4 + 3 * k], molecule.edits[at, 5 + 3 * k], molecule.edits[at, 6 + 3 * k] = i, j, 0
+
+
+@compiled
+def _join(molecule: Molecule) -> None:
+    """Add an atom alone, bonded to both ends of a bond, or to three atoms that are bonded to each other."""
+    n, matrix = molecule.n, molecule.matrix
+    for element in molecule.domain.elements:
+        if not molecule.domain.connected or n == 0:
+            _append(molecule, (n, n, element))
+        for i, j in molecule.pairs:
+            _append(molecule, (i, n, 1, j, n, 1, n, n, element))
+            for k in range(j + 1, n):
+                if matrix[i, k] and matrix[j, k]:
+                    _append(molecule, (i, n, 1, j, n, 1, k, n, 1, n, n, element))
 
 
 @compiled
@@ -321,7 +379,7 @@ def _move_order(molecule: Molecule) -> None:
     for i, j in molecule.pairs:
         for k in range(molecule.n):
             for m in range(k + 1, molecule.n):
-                if (i != k or j != m) and matrix[k, m] < HIGHEST:
+                if (i != k or j != m) and matrix[k, m] < len(molecule.domain.costs) - 1:
                     _append(molecule, (i, j, matrix[i, j] - 1, k, m, matrix[k, m] + 1))
 
 
