@@ -22,6 +22,7 @@ NAMES = (
     "vectors",
     "guarantees",
     "massbank",
+    "fingerprint2graph",
 )
 
 

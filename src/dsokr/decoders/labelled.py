@@ -66,5 +66,7 @@ def _encode(labels: np.ndarray, known: tuple[int, ...], of: str) -> np.ndarray:
     order = np.argsort(known)
     at = np.searchsorted(np.array(known)[order], labels).clip(max=len(known) - 1)
     if len(wrong := labels[np.array(known)[order][at] != labels]):
-        raise InputError(f"The labels of {of} are {', '.join(map(str, known))}, as LabelledGraphs says. Got {wrong[0]}.")
+        raise InputError(
+            f"The labels of {of} are {', '.join(map(str, known))}, as LabelledGraphs says. Got {wrong[0]}."
+        )
     return order[at] + 1

@@ -143,7 +143,9 @@ def _is_valid(molecule: Molecule, edit: np.ndarray, trial: np.ndarray) -> bool:
     """Whether the atoms that an edit touched keep their valences, and the rest of the domain's conditions hold."""
     breaks = makes = False
     for k in range(1, 1 + 3 * edit[0], 3):
-        if not _keeps_valence(molecule.domain, trial, edit[k]) or not _keeps_valence(molecule.domain, trial, edit[k + 1]):
+        if not _keeps_valence(molecule.domain, trial, edit[k]) or not _keeps_valence(
+            molecule.domain, trial, edit[k + 1]
+        ):
             return False
         breaks |= edit[k + 2] == 0 and edit[k] != edit[k + 1]
         makes |= edit[k + 2] != 0 and edit[k] != edit[k + 1]

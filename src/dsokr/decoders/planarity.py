@@ -1,8 +1,8 @@
 """Whether a graph can be drawn without crossings, by the left-right criterion of de Fraysseix and Rosenstiehl.
 
-A depth-first search splits the edges into a tree and back edges, which run up to an ancestor. Where two edges leave a
-node v, the back edges out of the parts below them run past v on one side or the other: those of one part that end
-strictly above the lowest end of the other's, the root being lowest, run on one side, and vice versa on the other. A graph is
+A depth-first search splits the edges into a tree and back edges, which lead towards the root. Where two edges leave a
+node v, back edges from the parts behind them pass v on one side or the other: those of one part that end strictly
+farther from the root than the nearest end of the other's are all on one side, and vice versa on the other. A graph is
 planar if and only if sides can be chosen so (Brandes, 2009). Graphs here are small: all pairs of edges are compared.
 """
 
@@ -43,10 +43,8 @@ def _has_sides(matrix: np.ndarray, edges: int) -> bool:
         for b in range(back):
             branches[b] = _find_branch(height, parent, v, tails[b], ends[b], n + b)
         _choose_sides(chosen, branches, ends)
-    for b in range(back):
-        if _find_root(chosen, 2 * b) == _find_root(chosen, 2 * b + 1):
-            return False
-    return True
+    own = np.arange(0, 2 * back, 2)
+    return not (_find_roots(chosen, own) == _find_roots(chosen, own + 1)).any()
 
 
 @compiled
@@ -83,7 +81,7 @@ def _find_branch(height: np.ndarray, parent: np.ndarray, v: int, tail: int, end:
 
 @compiled
 def _choose_sides(chosen: np.ndarray, branches: np.ndarray, ends: np.ndarray) -> None:
-    """Of every two branches: what ends above the other's lowest end is on one side, and the other's on the other."""
+    """Of two branches, what ends farther from the root than the other's nearest end is on one side, the other's not."""
     for one in np.unique(branches[branches >= 0]):
         for other in np.unique(branches[branches >= 0]):
             if one == other:
@@ -96,6 +94,11 @@ def _choose_sides(chosen: np.ndarray, branches: np.ndarray, ends: np.ndarray) ->
                 first = 2 * b + side if first < 0 else first
                 chosen[_find_root(chosen, 2 * b + side)] = _find_root(chosen, first)
                 chosen[_find_root(chosen, 2 * b + 1 - side)] = _find_root(chosen, first ^ 1)
+
+
+@compiled
+def _find_roots(chosen: np.ndarray, at: np.ndarray) -> np.ndarray:
+    return np.array([_find_root(chosen, i) for i in at])
 
 
 @compiled
