@@ -23,6 +23,7 @@ NAMES = (
     "guarantees",
     "massbank",
     "fingerprint2graph",
+    "coloring",
 )
 
 

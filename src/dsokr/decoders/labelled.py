@@ -13,7 +13,8 @@ from dsokr.graphs import GraphBatch
 class LabelledGraphs:
     """Graphs of up to ``max_nodes`` nodes with the given labels on nodes and edges; connected or not, planar or not.
 
-    ``max_degree`` bounds the edges of a node, one number for all nodes or one for each of the labels.
+    ``max_degree`` bounds the edges of a node, one number for all nodes or one for each of the labels. In ``proper``
+    graphs edges join nodes of different labels only.
 
     An edit is one of :class:`Molecules`, with any label on an edge instead of its order; also, a node with up to five
     edges comes out at once, and a new one goes to an edge's two ends or a triangle's three corners.
@@ -30,10 +31,11 @@ class LabelledGraphs:
     max_nodes: int = 10
     connected: bool = True
     planar: bool = False
+    proper: bool = False
     max_degree: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, labels="(-inf, inf)", edge_labels="(-inf, inf)")
         for name in ("labels", "edge_labels"):
             if not (own := getattr(self, name)) or len(set(own)) < len(own):
                 raise InputError(f"LabelledGraphs.{name} must be different labels, at least one. Got {own}.")
@@ -58,7 +60,7 @@ class LabelledGraphs:
         costs = (np.arange(len(self.edge_labels) + 1) > 0).astype(np.int64)
         limits = np.broadcast_to(most, len(self.labels)).astype(np.int64)
         nodes = np.arange(1, len(self.labels) + 1)
-        return Domain(nodes, limits, costs, self.max_nodes, self.connected, self.planar, dense=True)
+        return Domain(nodes, limits, costs, self.max_nodes, self.connected, self.planar, self.proper, dense=True)
 
 
 def _encode(labels: np.ndarray, known: tuple[int, ...], of: str) -> np.ndarray:

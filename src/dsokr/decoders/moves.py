@@ -74,6 +74,7 @@ class Domain(NamedTuple):
     max_atoms: int
     connected: bool = True
     planar: bool = False
+    proper: bool = False  # bonds join different elements only
     dense: bool = False  # atoms with several bonds may come and go at once
     rearranged: bool = False
 
@@ -140,18 +141,26 @@ def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, domain: Domain) 
 
 @compiled
 def _is_valid(molecule: Molecule, edit: np.ndarray, trial: np.ndarray) -> bool:
-    """Whether the atoms that an edit touched keep their valences, and the rest of the domain's conditions hold."""
-    breaks = makes = False
+    """Whether the atoms that an edit touched keep their valences, and the domain's other conditions hold."""
+    domain, breaks, makes = molecule.domain, False, False
     for k in range(1, 1 + 3 * edit[0], 3):
-        if not _keeps_valence(molecule.domain, trial, edit[k]) or not _keeps_valence(
-            molecule.domain, trial, edit[k + 1]
-        ):
-            return False
+        for i in edit[k : k + 2]:
+            if not _keeps_valence(domain, trial, i) or (domain.proper and not _differs(trial, i)):
+                return False
         breaks |= edit[k + 2] == 0 and edit[k] != edit[k + 1]
         makes |= edit[k + 2] != 0 and edit[k] != edit[k + 1]
-    if breaks and molecule.domain.connected and not is_connected(trial):
+    if breaks and domain.connected and not is_connected(trial):
         return False
-    return not makes or not molecule.domain.planar or is_planar(trial)
+    return not makes or not domain.planar or is_planar(trial)
+
+
+@compiled
+def _differs(trial: np.ndarray, i: int) -> bool:
+    """Whether all atoms bonded to an atom are of other elements."""
+    same = 0
+    for j in range(len(trial)):
+        same += j != i and trial[i, j] != 0 and trial[j, j] == trial[i, i]
+    return same == 0
 
 
 @compiled

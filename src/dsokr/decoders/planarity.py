@@ -38,11 +38,11 @@ def _has_sides(matrix: np.ndarray, edges: int) -> bool:
                 back += 1
     ends = height[heads[:back]]
     chosen = np.arange(2 * back)  # a forest of 2 · back edge + side: what is in one tree must be chosen together
-    branches = np.empty(back, np.int64)
+    branches, nearest = np.empty(back, np.int64), np.empty(n + back, np.int64)
     for v in range(n):
         for b in range(back):
             branches[b] = _find_branch(height, parent, v, tails[b], ends[b], n + b)
-        _choose_sides(chosen, branches, ends)
+        _choose_sides(chosen, branches, ends, nearest)
     own = np.arange(0, 2 * back, 2)
     return not (_find_roots(chosen, own) == _find_roots(chosen, own + 1)).any()
 
@@ -80,16 +80,20 @@ def _find_branch(height: np.ndarray, parent: np.ndarray, v: int, tail: int, end:
 
 
 @compiled
-def _choose_sides(chosen: np.ndarray, branches: np.ndarray, ends: np.ndarray) -> None:
+def _choose_sides(chosen: np.ndarray, branches: np.ndarray, ends: np.ndarray, nearest: np.ndarray) -> None:
     """Of two branches, what ends farther from the root than the other's nearest end is on one side, the other's not."""
-    for one in np.unique(branches[branches >= 0]):
-        for other in np.unique(branches[branches >= 0]):
-            if one == other:
-                continue
-            first, lowest, opposite = -1, ends[branches == other].min(), ends[branches == one].min()
+    nearest[:] = len(nearest)
+    for b in range(len(ends)):
+        if branches[b] >= 0:
+            nearest[branches[b]] = min(nearest[branches[b]], ends[b])
+    own = np.flatnonzero(nearest < len(nearest))
+    for k, one in enumerate(own):
+        for other in own[:k]:
+            first = -1
             for b in range(len(ends)):
                 side = branches[b] == other
-                if (branches[b] != one or ends[b] <= lowest) and (not side or ends[b] <= opposite):
+                passes = (side and ends[b] > nearest[one]) or (branches[b] == one and ends[b] > nearest[other])
+                if not passes:
                     continue
                 first = 2 * b + side if first < 0 else first
                 chosen[_find_root(chosen, 2 * b + side)] = _find_root(chosen, first)
