@@ -110,9 +110,9 @@ class ColoringConfig:
 
 
 TRAINING = replace(ADAMW, epochs=60, batch_size=256, warmup_steps=500, precision="bf16-mixed", check_every=5)
-SMALL = ColoringConfig("small", (5, 10), 100_000, TRAINING)
+FULL = ColoringConfig("small", (5, 10), 100_000, TRAINING)
 MEDIUM = replace(
-    SMALL,
+    FULL,
     data="medium",
     regions=(10, 15),
     n_train=200_000,
@@ -123,7 +123,7 @@ MEDIUM = replace(
     seeds=(0,),
 )
 REDUCED = replace(
-    SMALL,
+    FULL,
     n_train=10_000,
     training=replace(TRAINING, epochs=15, batch_size=64, warmup_steps=100, precision="32-true"),
     network=MapNetwork((32, 64, 64), 512),
@@ -232,5 +232,5 @@ def draw(folder: Path, image: Path) -> Path:
     return draw_panels(panels, "exactly right", image)
 
 
-SIZES = {"full": (SMALL, MEDIUM), "reduced": (REDUCED,), "quick": (QUICK,)}
+SIZES = {"full": (FULL, MEDIUM), "reduced": (REDUCED,), "quick": (QUICK,)}
 STUDY = Study("coloring", SIZES, run, tabulate, COLUMNS, draw)

@@ -145,7 +145,7 @@ QUICK = replace(
         replace(TRAINING, epochs=60, batch_size=32, warmup_steps=5, precision="32-true", compile=False, progress=False),
     ),
     size=300,
-    dim=200,
+    dim=100,
     sizes=(100,),
     stacked=200,
 )
@@ -169,7 +169,7 @@ def find_ceiling(pairs: FingerprintPairs, task: Task) -> Row:
 def run_one(config: Config, run: Run, pairs: FingerprintPairs, session: Session) -> None:
     split = split_pairs(pairs, run.seed, run.n_train)
     n = len(split.train.graphs)
-    sketch, dim = SubSample(min(config.size, n)), min(config.dim, n)
+    sketch, dim = SubSample(min(config.size, n)), config.dim if n > config.dim else None
     regressor = config.make(run.regressor, n)
     key = {"experiment": "fingerprint2graph", "method": "dsokr", "task": run.task, "model": run.regressor}
     key |= {"seed": run.seed, "n_train": n, "n_test": len(split.test.graphs), "sketch": str(sketch), "dim": dim}

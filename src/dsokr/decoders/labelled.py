@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dsokr.decoders.moves import Domain, Neighbors, edit_graphs
+from dsokr.decoders.edits import Domain
+from dsokr.decoders.moves import Neighbors, edit_graphs
 from dsokr.errors import InputError, check_fields
 from dsokr.graphs import GraphBatch
 
