@@ -171,7 +171,7 @@ def run_one(config: Config, run: Run, pairs: FingerprintPairs, session: Session)
     n = len(split.train.graphs)
     sketch, dim = SubSample(min(config.size, n)), config.dim if n > config.dim else None
     regressor = config.make(run.regressor, n)
-    key = {"experiment": "fingerprint2graph", "method": "dsokr", "task": run.task, "model": run.regressor}
+    key: Row = {"experiment": "fingerprint2graph", "method": "dsokr", "task": run.task, "model": run.regressor}
     key |= {"seed": run.seed, "n_train": n, "n_test": len(split.test.graphs), "sketch": str(sketch), "dim": dim}
     key |= {"kernel": TASKS[run.task].kernel, "regressor": shorten(regressor), "decoder": "GraphSearch"}
 
@@ -207,7 +207,7 @@ def densify(pairs: FingerprintPairs) -> tuple[np.ndarray, GraphBatch]:
 
 def measure_distances(predicted: Any, true: GraphBatch, task: Task) -> dict[str, float]:
     """Mean edit distances and shares of exactly right graphs: without bond orders and, if there are any, with them."""
-    found = {}
+    found: dict[str, float] = {}
     for suffix, labels in (("", False), ("_edge_labels", True))[: 1 + task.orders]:
         distances = edit_distance(predicted, true, edge_labels=labels)
         found |= {f"ged{suffix}": distances.mean().item(), f"exact{suffix}": (distances == 0).double().mean().item()}
