@@ -21,6 +21,7 @@ from studies import (
     fingerprint2graph,
     guarantees,
     label_ranking,
+    massbank,
     multilabel,
     smi2mol,
     strings,
@@ -608,6 +609,79 @@ def tabulate_shifts(rows: list[Row]) -> str:
     return write_table(columns | {"accepted, of {divisions}".format(**rows[0]): "{held}"}, table)
 
 
+def describe_massbank(folder: Path) -> Fields:
+    rows = massbank.STUDY.tabulate(folder)
+    pools, ranks = (read_rows(folder / f"{name}.jsonl") for name in ("pools", "ranks"))
+    first, place = massbank.POOLS[0], "hits@1"
+    by_pool = group_rows([row for row in rows if row["n"]], lambda row: (row["split"], row["pool"]))
+    by_split = {split: own for (split, pool), own in by_pool.items() if pool == first}
+    blind = {
+        key: max((row for row in own if is_blind(row)), key=lambda row: row[place]) for key, own in by_pool.items()
+    }
+    best = max((row for row in by_split["mass"] if row["method"].startswith("DSOKR")), key=lambda row: row[place])
+    others = [row["method"] for row in by_split["mass"] if not is_blind(row) and row["method"] != best["method"]]
+    apart = [{"method": name, "gain": massbank.compare(folder, first, "mass", best["method"], name)} for name in others]
+    sizes = [size for row in pools if row["split"].startswith("mass") for size in row["metrics"][first]["sizes"]]
+    columns = {name: column for name, column in massbank.COLUMNS.items() if name not in ("split", "candidates")}
+    return {
+        "molecules": pools[0]["n_train"] + len_test(pools[0]),
+        "m": ranks[0]["m"],
+        "folds": len({row["split"] for row in ranks if row["split"].startswith("mass")}),
+        "blind": "\n".join(describe_blind(key, blind[key], own) for key, own in by_pool.items()),
+        "blind_molecule": blind["molecule", first][place][0],
+        "blind_mass": blind["mass", first][place][0],
+        "blind_chebi": blind["molecule", massbank.POOLS[2]][place][0],
+        "splits": ", ".join(by_split),
+        **{f"gain_{split}": gain_by_cosine(by_split[split]) for split in ("molecule", "mass")},
+        "chance": mean(1 / size for size in sizes),
+        "mass": write_table(columns, by_split["mass"]),
+        "molecule": write_table(columns, by_split["molecule"]),
+        "singles": describe_singles(pools, first),
+        "best": best["method"],
+        "differences": write_table({"method": "{method}", "difference": massbank.format_hits("gain")}, apart),
+        "verdict": judge_massbank(best, by_split["mass"]),
+        "rest": write_table(massbank.COLUMNS, rows),
+    }
+
+
+def gain_by_cosine(rows: list[Row]) -> float:
+    """How much SISOKR's Hit@1 rises by the rule "cosine"."""
+    hits = {row["method"]: row["hits@1"][0] for row in rows}
+    return float(hits["SISOKR, cosine"] - hits["SISOKR, kernel"])
+
+
+def is_blind(row: Row) -> bool:
+    return bool(row["method"].startswith("blind"))
+
+
+def len_test(row: Row) -> int:
+    """The test molecules of a row of pools."""
+    own = row["metrics"][massbank.POOLS[0]]
+    return len(own["sizes"]) + own["single"] + own["lacking"]
+
+
+def describe_blind(key: tuple[str, str], blind: Row, rows: list[Row]) -> str:
+    best = max((row for row in rows if row["method"].startswith("DSOKR")), key=lambda row: row["hits@1"])
+    hits = [massbank.format_hits("hits@1")(row) for row in (blind, best)]
+    return f"| {key[0]}: {key[1]} | {blind['method'].removeprefix('blind: ')} | {hits[0]} | {hits[1]} |"
+
+
+def describe_singles(pools: list[Row], kind: str) -> str:
+    own = [row["metrics"][kind] for row in pools if row["split"].startswith("mass")]
+    single, lacking = (sum(part[name] for part in own) for name in ("single", "lacking"))
+    return f"Apart from these, {single:,} molecules are alone in their pools, and {lacking} are not in them."
+
+
+def judge_massbank(best: Row, rows: list[Row]) -> str:
+    """Which methods' intervals lie below that of the best, and which touch it."""
+    apart, touching = [], []
+    for row in rows:
+        if row is not best and not is_blind(row):
+            (apart if row["hits@1"][2] < best["hits@1"][1] else touching).append(f"“{row['method']}”")
+    text = f"The interval of “{best['method']}” lies above those of {', '.join(apart)}"
+    return f"{text}. It touches those of {', '.join(touching)}." if touching else f"{text}."
+
+
 FIELDS: dict[str, Callable[[Path], Fields]] = {
     "synthetic": describe_synthetic,
     "smi2mol": describe_smi2mol,
@@ -618,6 +692,7 @@ FIELDS: dict[str, Callable[[Path], Fields]] = {
     "vectors": describe_vectors,
     "tabular": describe_tabular,
     "guarantees": describe_guarantees,
+    "massbank": describe_massbank,
 }
 STUDIES = [
     synthetic.STUDY,
@@ -628,6 +703,7 @@ STUDIES = [
     strings.STUDY,
     vectors.STUDY,
     guarantees.STUDY,
+    massbank.STUDY,
 ]
 
 

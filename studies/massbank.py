@@ -34,12 +34,11 @@ from dsokr.sketches import Full, SketchSpec, SubSample
 from studies.baselines.regression import LabelNetwork
 from studies.data.massbank import Molecules, generate_molecules, load_molecules
 from studies.plots import draw_panels
-from studies.results import TRAINING_FIELDS, Row, group_rows, pick_fields, read_rows
+from studies.results import TRAINING_FIELDS, Columns, Row, group_rows, pick_fields, read_rows
 from studies.study import ADAMW, Session, Stopwatch, Study
 
 PPM, FOLDS, TEST = 1e-5, 5, 0.2  # tolerance of masses, folds by mass, share of the scaffolds' test molecules
 LARGE = 0.05  # share of the molecules from which on a scaffold is always trained on
-BITS = 2048  # of the fingerprint network
 POOLS = ("MassBank, mass", "MassBank, formula", "MassBank + ChEBI-20, mass", "MassBank + ChEBI-20, formula")
 MASS_SPLITS = tuple(f"mass {fold}" for fold in range(FOLDS))
 
@@ -53,27 +52,8 @@ class MassBankConfig:
     size: int
     width: int  # of the networks' hidden layer
     training: Training
-    networks: bool = True
-
-
-FULL = MassBankConfig(
-    load_molecules,
-    ("molecule", "scaffold", *MASS_SPLITS),
-    size=1500,
-    width=1024,
-    training=replace(
-        ADAMW, epochs=20, batch_size=128, warmup_steps=20, weight_decay=0.0, validation_fraction=0.0, progress=False
-    ),
-)
-REDUCED = replace(FULL, splits=("molecule",), networks=False)
-QUICK = replace(
-    FULL,
-    load=lambda folder: generate_molecules(300, 100),
-    splits=("molecule", "scaffold", *MASS_SPLITS[:2]),
-    size=150,
-    width=64,
-    training=replace(FULL.training, epochs=60, batch_size=32, warmup_steps=5),
-)
+    models: tuple[str, ...]
+    bits: int = 2048  # of the fingerprint network
 
 
 @dataclass(eq=False)
@@ -102,9 +82,10 @@ class Fold:
 
     @cached_property
     def inputs(self) -> Tensor:  # (n, p)
-        """Coordinates of all spectra in a basis of the training spectra: what networks read."""
+        """Coordinates of all spectra in a basis of the training spectra, with mean square one: what networks read."""
         sketch, generator = SubSample(self.config.size), Generator().manual_seed(0)
-        return sketch_basis(Gaussian(0.5), self.data.X[self.train], sketch, generator=generator).embed(self.data.X)
+        basis = sketch_basis(Gaussian(0.5), self.data.X[self.train], sketch, generator=generator)
+        return basis.dim**0.5 * basis.embed(self.data.X)
 
     def is_asked(self, kind: str) -> np.ndarray:
         """Which queries have their molecule and another one in the pool."""
@@ -156,18 +137,18 @@ def run(config: MassBankConfig, session: Session) -> None:
     for name in config.splits:
         fold = Fold(data, config, *split(data, name))
         key = {"experiment": "massbank", "split": name, "n_train": len(fold.train)}
-        pools.record(key, lambda fold=fold: {"metrics": describe_pools(fold)})
+        pools.record(key, partial(describe_pools, fold))
         key |= {"m": config.size}
         for rule, blind in BLIND.items():
             results.record(key | {"method": f"blind: {rule}"}, partial(measure, fold, blind))
         results.record(key | {"method": "nearest spectrum"}, partial(measure, fold, score_nearest))
         trained = {"width": config.width, "training": pick_fields(config.training, *TRAINING_FIELDS)}
-        if config.networks:
-            results.record(key | trained | {"method": "fingerprint network"}, partial(measure, fold, score_bits))
-        for model in MODELS if config.networks else RIDGES:
-            own = key | (trained if model in NETWORKS else {}) | {"method": model}
-            keys = [own | {"rule": rule} for rule in RULES]
-            results.record_all(keys, partial(measure_model, fold, model))
+        for model in config.models:
+            own = key | (trained if model in (BITWISE, *NETWORKS, TOGETHER) else {}) | {"method": model}
+            if model == BITWISE:
+                results.record(own, partial(measure, fold, score_bits))
+            else:
+                results.record_all([own | {"rule": rule} for rule in RULES], partial(measure_model, fold, model))
 
 
 def describe_pools(fold: Fold) -> Row:
@@ -178,7 +159,7 @@ def describe_pools(fold: Fold) -> Row:
         asked = fold.is_asked(kind)
         sizes = [len(pool) for pool, counts in zip(pools, asked, strict=True) if counts]
         found[kind] = {"sizes": sizes, "lacking": lacking, "single": int((~asked).sum()) - lacking}
-    return found
+    return {"metrics": found}
 
 
 def measure(fold: Fold, score: Callable[[Fold], Tensor]) -> Row:
@@ -186,7 +167,13 @@ def measure(fold: Fold, score: Callable[[Fold], Tensor]) -> Row:
     clock = Stopwatch()
     with clock("all"):
         scores = score(fold)
-    return {"metrics": {"ranks": rank_pools(fold, scores)}, "seconds": clock.seconds}
+    return {"metrics": summarize_ranks(rank_pools(fold, scores)), "seconds": clock.seconds}
+
+
+def summarize_ranks(ranks: dict[str, list[float]]) -> Row:
+    """The ranks, and for the progress lines the hits of the first kind of pools."""
+    first = np.array(ranks[POOLS[0]])
+    return {"hits@1": float((first <= 1).mean()) if len(first) else 0.0, "ranks": ranks}
 
 
 def rank_pools(fold: Fold, scores: Tensor) -> dict[str, list[float]]:
@@ -231,15 +218,15 @@ def score_bits(fold: Fold) -> Tensor:
     """The log-likelihood of candidates' fingerprints by a network that predicts every bit by itself."""
     config, inputs = fold.config, fold.inputs.float()
     network = LabelNetwork(MLP((config.width,), dropout=0.5), config.training, seed=0)
-    network.fit(inputs[fold.train], fold_bits(fold.data.morgan[fold.train]))
+    network.fit(inputs[fold.train].numpy(), fold_bits(fold.data.morgan[fold.train], config.bits))
     logits = network.fitted.predict(inputs[fold.test])
-    bits = torch.from_numpy(fold_bits(fold.data.morgan[fold.candidates])).to(logits)
+    bits = torch.from_numpy(fold_bits(fold.data.morgan[fold.candidates], config.bits)).to(logits)
     return logits @ bits.T + torch.nn.functional.logsigmoid(-logits).sum(dim=1, keepdim=True)
 
 
-def fold_bits(morgan: sp.csr_array) -> np.ndarray:  # (n, BITS) of 0 and 1
-    found = np.zeros((morgan.shape[0], BITS), np.float32)
-    found[np.repeat(np.arange(len(found)), np.diff(morgan.indptr)), morgan.indices % BITS] = 1
+def fold_bits(morgan: sp.csr_array, bits: int) -> np.ndarray:  # (n, bits) of 0 and 1
+    found = np.zeros((morgan.shape[0], bits), np.float32)
+    found[np.repeat(np.arange(len(found)), np.diff(morgan.indptr)), morgan.indices % bits] = 1
     return found
 
 
@@ -270,12 +257,36 @@ NETWORKS: dict[str, Callable[[Fold], Parts]] = {
     "DSOKR, network, ranked within 10 Da": lambda fold: (SubSample(fold.config.size), make_close(fold)),
 }
 FOREST: dict[str, Callable[[Fold], Parts]] = {
-    "DSOKR, forest": lambda fold: (SubSample(fold.config.size), Forest(max_features=0.05)),
+    "DSOKR, forest": lambda fold: (SubSample(fold.config.size), Forest(trees=30, min_split=2)),
 }
 TOGETHER = "DSOKR, together"
 MEMBERS = ("DSOKR, ridge", "DSOKR, network, ranked", "DSOKR, network, ranked within 10 Da")
-MODELS = (*RIDGES, *FOREST, *NETWORKS, TOGETHER)
+BITWISE = "fingerprint network"
 RULES: tuple[Rule, ...] = ("kernel", "cosine")
+
+
+FULL = MassBankConfig(
+    load_molecules,
+    ("molecule", *MASS_SPLITS, "scaffold"),
+    size=1500,
+    width=1024,
+    training=replace(
+        ADAMW, epochs=15, batch_size=128, warmup_steps=20, weight_decay=0.0, validation_fraction=0.0, progress=False
+    ),
+    models=(BITWISE, *RIDGES, *NETWORKS, TOGETHER),
+)
+FORESTS = replace(FULL, models=(*FOREST,))  # they take longest, and come last
+REDUCED = replace(FULL, splits=("molecule",), models=("SISOKR", "DSOKR, ridge"))
+QUICK = replace(
+    FULL,
+    load=lambda folder: generate_molecules(300, 100),
+    splits=("molecule", "scaffold", *MASS_SPLITS[:2]),
+    size=150,
+    width=64,
+    training=replace(FULL.training, epochs=60, batch_size=32, warmup_steps=5),
+    models=(*FULL.models, *FOREST),
+    bits=128,
+)
 
 
 def measure_model(fold: Fold, name: str) -> Iterator[Row]:
@@ -286,7 +297,7 @@ def measure_model(fold: Fold, name: str) -> Iterator[Row]:
     outputs = fold.data.morgan[fold.candidates]
     for rule in RULES:
         yield {
-            "metrics": {"ranks": rank_pools(fold, model.basis_.score(z, outputs, rule))},
+            "metrics": summarize_ranks(rank_pools(fold, model.basis_.score(z, outputs, rule))),
             "seconds": dict(clock.seconds),
         }
 
@@ -337,19 +348,19 @@ def summarize(found: np.ndarray, sizes: np.ndarray) -> Row:
 
 def bootstrap(values: np.ndarray, draws: int = 2000) -> tuple[float, float, float]:
     """The mean, and the interval that holds 95 % of the means of resampled values."""
-    rng = np.random.default_rng(0)
-    means = [rng.choice(values, len(values)).mean() for _ in range(draws)]
-    return (float(values.mean()), *map(float, np.quantile(means, [0.025, 0.975])))
+    different, counts = np.unique(values.astype(float), return_counts=True)
+    n = len(values)
+    drawn = np.random.default_rng(0).multinomial(n, counts / n, draws)  # how often each is drawn
+    low, high = np.quantile(drawn @ different / n, [0.025, 0.975])
+    return float(values.mean()), float(low), float(high)
 
 
 def compare(folder: Path, kind: str, split: str, first: str, second: str) -> tuple[float, float, float]:
     """The difference of Hit@1 of two methods, molecule by molecule, and its interval."""
     rows = [row for row in read_rows(folder / "ranks.jsonl") if row["split"].startswith(split)]
-    hits = [
-        np.concatenate([row["metrics"]["ranks"][kind] for row in rows if name_row(row)[1] == method]) <= 1
-        for method in (first, second)
-    ]
-    return bootstrap(hits[0].astype(float) - hits[1])
+    found = {(name_row(row)[1], row["split"]): np.array(row["metrics"]["ranks"][kind]) <= 1 for row in rows}
+    folds = [name for method, name in found if method == first and (second, name) in found]
+    return bootstrap(np.concatenate([found[first, name].astype(float) - found[second, name] for name in folds]))
 
 
 def format_hits(name: str) -> Callable[[Row], str]:
@@ -360,7 +371,7 @@ def format_hits(name: str) -> Callable[[Row], str]:
     return format_row
 
 
-COLUMNS = {
+COLUMNS: Columns = {
     "split": "{split}",
     "candidates": "{pool}",
     "method": "{method}",
@@ -385,4 +396,6 @@ def draw(folder: Path, image: Path) -> Path:
     return draw_panels(panels, "Hit@1, pools of at least two", image, across=2)
 
 
-STUDY = Study("massbank", {"full": (FULL,), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw)
+STUDY = Study(
+    "massbank", {"full": (FULL, FORESTS), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw
+)

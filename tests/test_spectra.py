@@ -132,8 +132,25 @@ def test_bad_files_are_refused(tmp_path, name, text, message):
     assert str(tmp_path / name) in str(error.value) and message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.mgf", None, "No such file or directory."),
+        ("a.mgf", b"BEGIN IONS\nTITLE=\xff", "codec can't decode"),
+        ("a.mgf.gz", b"BEGIN IONS", "Not a gzipped file"),
+        ("a.mgf.gz", gzip.compress(MGF.encode())[:40], "Compressed file ended"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name} cannot be read: .*{message}"):
+        read(tmp_path / name)
+
+
 def test_bins_hold_sums_by_mass_and_by_loss():
     X = bins([parse("29.0:360 29.2:640 40:10", 47.0), parse("1e4:9", 46.0)], width=0.5, heaviest=100.0)
+    assert X.indices.dtype == X.indptr.dtype == np.int32  # what scikit-learn takes
     assert X.shape == (2, 2 * 201) and X.indptr[1] == X.nnz  # the only peak of the second is too heavy
     first = dict(zip(X.indices.tolist(), X.data.tolist(), strict=True))
     small = (10 / 640) ** 0.5

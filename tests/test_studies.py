@@ -32,6 +32,7 @@ from studies import (
     fingerprint2graph,
     guarantees,
     label_ranking,
+    massbank,
     multilabel,
     smi2mol,
     strings,
@@ -41,6 +42,7 @@ from studies import (
 from studies.data import molecules, ocr_letters
 from studies.data.coloring import draw_maps
 from studies.data.fingerprints import generate_fingerprints
+from studies.data.massbank import generate_molecules
 from studies.data.smi2mol import MoleculePairs, SMI2Mol
 from studies.data.synthetic import LeastSquares
 from studies.guarantees_tasks import Held, Scored, Task, hold_words
@@ -50,6 +52,7 @@ from studies.study import Session, Study
 
 chem = pytest.importorskip("dsokr.chem")
 ROOT = Path(__file__).parents[1]
+MASS = massbank.POOLS[0]
 
 
 def silence(line: str) -> None: ...
@@ -111,6 +114,12 @@ TINY: dict[str, Any] = {
         fingerprint2graph.QUICK, load=lambda folder: generate_fingerprints(300, max_atoms=5), sizes=(100,), stacked=150
     ),
     "coloring": coloring.QUICK,
+    "massbank": replace(
+        massbank.QUICK,
+        splits=("molecule", "mass 0"),
+        size=60,
+        training=replace(massbank.QUICK.training, epochs=5),
+    ),
 }
 STUDIES: dict[str, Study] = {name: import_module(f"studies.{name}").STUDY for name in __main__.NAMES}
 
@@ -349,6 +358,42 @@ def draw_pairs(n: int, outputs: int, seed: int) -> Held:
     return Held(pairs, outputs, True, 0, (torch.arange(n // 2), pairs.rows(torch.arange(n // 2, n))))
 
 
+def test_spectra_find_molecules_and_blind_rules_do_not(ran):
+    """Among candidates that were never trained on; in other pools a rule that sees no spectrum does far better."""
+    rows = ran("massbank").rows("split", "pool", "method")
+    hits = {method: row["hits@1"] for (split, pool, method), row in rows.items() if (split, pool) == ("mass", MASS)}
+    blind = {method: values for method, values in hits.items() if method.startswith("blind")}
+    assert len(blind) == 4 and max(values[2] for values in blind.values()) < hits["DSOKR, together, cosine"][1]
+    leaked = rows["molecule", MASS, "blind: new, similar on average"]["hits@1"][0]
+    assert leaked > max(values[0] for values in blind.values())
+    both = {rule: hits[f"SISOKR, {rule}"] for rule in ("kernel", "cosine")}
+    difference = massbank.compare(ran("massbank").folder, MASS, "mass", "SISOKR, cosine", "SISOKR, kernel")
+    assert difference[0] == pytest.approx(both["cosine"][0] - both["kernel"][0])
+
+
+def test_no_candidate_of_the_same_mass_was_trained_on():
+    data = generate_molecules(200, 50)
+    train, test = massbank.split(data, "mass 0")
+    fold = massbank.Fold(data, massbank.QUICK, train, test)
+    assert len(train) + len(test) == 200 and not set(train) & set(test)
+    assert fold.is_asked(MASS).any() and not set(np.concatenate(fold.pools[MASS])) & set(train)
+    larger = fold.pools["MassBank + ChEBI-20, mass"]
+    assert all(set(few) <= set(many) for few, many in zip(fold.pools[MASS], larger, strict=True))
+    assert sum(map(len, larger)) > sum(map(len, fold.pools[MASS]))
+
+
+def test_scaffolds_are_not_shared_by_training_and_test_molecules():
+    data = generate_molecules(200, 0)
+    train, test = massbank.split(data, "scaffold")
+    assert 0 < len(test) <= 40 and not set(data.scaffolds[train]) & set(data.scaffolds[test])
+
+
+def test_bootstrap_intervals_are_those_of_the_binomial():
+    values = np.arange(1000) < 300
+    mean, low, high = massbank.bootstrap(values)
+    assert mean == 0.3 and (low, high) == pytest.approx((0.3 - 0.0284, 0.3 + 0.0284), abs=0.004)
+
+
 def test_guarantees_hold_for_true_probabilities(tmp_path):
     config = replace(guarantees.FULL, tasks=(Task("drawn", "numbers", lambda _: draw_pairs(2000, 30, 0), "none"),))
     guarantees.run(config, Session(tmp_path, say=silence))
@@ -398,7 +443,10 @@ def test_words_are_searched_or_listed():
         assert held.shift[1].right.double().mean() <= held.pairs.right.double().mean()
 
 
-NOT_RUN = {"chebi20": 9}  # further seeds of baselines with the larger encoder, and one long training
+NOT_RUN = {
+    "chebi20": 9,  # further seeds of baselines with the larger encoder, and one long training
+    "massbank": 98,  # three folds by mass, the scaffolds, and the forests
+}
 DATA = {
     "smi2mol": "qm9",
     "chebi20": "chebi20",

@@ -314,6 +314,21 @@ def test_spectra_are_read_and_binned(tmp_path, trust):
     assert data.X[[1]].indices.tolist() == [1999, 2000]  # beyond the ends
 
 
+def test_molecules_with_spectra_and_further_candidates(tmp_path):
+    header = "split\taccession\tinchikey14\tsmiles\tprecursor_mz\tpeaks"
+    key = massbank.find_key("CCO")
+    rows = [f"train\t1\t{key}\tCCO\t47.05\t29.0:1000", "test\t2\tB\tC1CCCCC1N\t100.11\t83.1:9"]
+    write(tmp_path / "spectra.tsv.gz", header, *rows, f"train\t3\t{key}\tCCO\t47.06\t31.0:7")
+    write(tmp_path / "chebi.tsv.gz", "CID\tSMILES", "1\tOCC", "2\tCOC", "3\tC(C)N")  # the first is known already
+    data = massbank.prepare_molecules(tmp_path / "spectra.tsv.gz", tmp_path / "chebi.tsv.gz")
+    assert len(data) == 2 and data.parts.tolist() == ["train", "test"] and data.X.shape == (2, 200_002)
+    assert data.formulas.tolist() == ["C2H6O", "C6H13N", "C2H6O", "C2H7N"] and data.morgan.shape[0] == 4
+    assert data.masses[[0, 2]] == pytest.approx(46.041865) and data.measured == pytest.approx([46.04772, 99.10272])
+    assert data.scaffolds.tolist() == ["", "C1CCCCC1"]
+    np.testing.assert_allclose(data.X.multiply(data.X).sum(axis=1), 1)
+    assert data.X[[0]].nnz == 4  # two peaks and two losses: both spectra
+
+
 def test_rearranged_words_are_the_same_letters():
     data = ocr_letters.generate(copies=2, words=8)
     made = ocr_letters.rearrange_letters(data, 20, np.random.default_rng(0))

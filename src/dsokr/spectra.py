@@ -96,10 +96,12 @@ def read(path: str | Path) -> list[Spectrum]:
     kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
     if kind not in READERS:
         raise InputError(f"{path}: the name of a file of spectra must end in .mgf or .msp, or in these and .gz.")
-    with (
-        gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig") as file
-    ):
-        return [_make_record(path, *record) for record in READERS[kind](file)]
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            return [_make_record(path, *record) for record in READERS[kind](file)]
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
 Record = tuple[int, dict[str, str], list[list[str]]]  # the number of its last line, fields, cells of peaks
@@ -199,10 +201,10 @@ def _find_precursor(spectrum: Spectrum, index: int) -> float:
 
 
 def _fill_bins(values: list[np.ndarray], shares: list[np.ndarray], width: float, count: int) -> sp.csr_array:
-    rows = np.repeat(np.arange(len(values)), [len(own) for own in values])
+    rows = np.repeat(np.arange(len(values), dtype=np.int32), [len(own) for own in values])
     columns = np.rint(np.concatenate([np.empty(0), *values]) / width)
     kept = (columns >= 0) & (columns < count)
-    at = rows[kept], columns[kept].astype(int)
+    at = rows[kept], columns[kept].astype(np.int32)  # scikit-learn refuses sparse rows with other indices
     return sp.coo_array((np.concatenate([np.empty(0), *shares])[kept], at), shape=(len(values), count)).tocsr()
 
 

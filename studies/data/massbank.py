@@ -88,22 +88,21 @@ def load_molecules(folder: str | Path | None = None) -> Molecules:
 def prepare_molecules(massbank: Path, chebi: Path, width: float = 0.01) -> Molecules:
     """Read both files, with RDKit. Molecules are the same if the first blocks of their InChIKeys are."""
     rows, others = read_table(massbank), read_table(chebi)
-    first = {row["inchikey14"]: row for row in reversed(rows)}
-    molecules = [first[key] for key in dict.fromkeys(row["inchikey14"] for row in rows)]
-    more = list(
-        {key: line["SMILES"] for line in others if (key := find_key(line["SMILES"])) not in first | {"": {}}}.values()
-    )
+    keys = [row["inchikey14"] for row in rows]
+    first = dict(zip(reversed(keys), reversed(rows), strict=True))
+    molecules = [first[key] for key in dict.fromkeys(keys)]
+    known = {*keys, ""}
+    more = {key: line["SMILES"] for line in others if (key := find_key(line["SMILES"])) not in known}
     peaks = [spectra.parse(row["peaks"], float(row["precursor_mz"])) for row in rows]
-    pooled = spectra.pool(peaks, keys := [row["inchikey14"] for row in rows])
-    precursors = {row["inchikey14"]: [] for row in molecules}
-    for key, one in zip(keys, peaks, strict=True):
-        precursors[key].append(one.precursor)
+    precursors: dict[str, list[float]] = {}
+    for key, row in zip(keys, rows, strict=True):
+        precursors.setdefault(key, []).append(float(row["precursor_mz"]))
     return describe_molecules(
-        spectra.bins(pooled, width),
+        spectra.bins(spectra.pool(peaks, keys), width),
         np.array([row["split"] for row in molecules]),
         np.array([np.median(own) - PROTON for own in precursors.values()]),
         [row["smiles"] for row in molecules],
-        more,
+        list(more.values()),
     )
 
 
@@ -111,14 +110,14 @@ def describe_molecules(
     X: sp.csr_array, parts: np.ndarray, measured: np.ndarray | None, smiles: list[str], others: list[str]
 ) -> Molecules:
     """Molecules by their SMILES; without masses by spectra, these are exact."""
-    from rdkit import Chem, RDLogger
+    from rdkit import Chem, rdBase
     from rdkit.Chem import rdMolDescriptors
     from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
     from dsokr import chem
 
-    RDLogger.DisableLog("rdApp.*")
-    mols = [Chem.MolFromSmiles(text) for text in smiles + others]
+    with rdBase.BlockLogs():
+        mols = [Chem.MolFromSmiles(text) for text in smiles + others]
     masses = np.array([rdMolDescriptors.CalcExactMolWt(mol) for mol in mols])
     return Molecules(
         normalize(X),
@@ -133,9 +132,10 @@ def describe_molecules(
 
 def find_key(smiles: str) -> str:
     """The block of the InChIKey that names the skeleton; "" if there is none."""
-    from rdkit import Chem
+    from rdkit import Chem, rdBase
 
-    return str(Chem.MolToInchiKey(Chem.MolFromSmiles(smiles)))[:14]
+    with rdBase.BlockLogs():
+        return str(Chem.MolToInchiKey(Chem.MolFromSmiles(smiles)))[:14]
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

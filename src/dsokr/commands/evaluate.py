@@ -31,7 +31,13 @@ from dsokr.index import Columns, Condition
 from dsokr.metrics import edit_distance, exact_match, f1, kendall_tau, levenshtein, retrieval_of
 from dsokr.outputs import take
 
-POOLS = {"1": (1, 1), "2-9": (2, 9), "10-99": (10, 99), "100+": (100, math.inf)}  # numbers of possible candidates
+POOLS = {
+    "0": (0, 0),
+    "1": (1, 1),
+    "2-9": (2, 9),
+    "10-99": (10, 99),
+    "100+": (100, math.inf),
+}  # numbers of possible candidates
 EDITED_ATOMS = 10  # molecules up to this size are compared by their exact edit distance
 EXAMPLES = 8  # pairs shown in a report
 SHOWN = 4  # answers for every example
@@ -88,19 +94,10 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
 
 
 class Listing(NamedTuple):
-    """Candidates, and cells of further columns."""
+    """Candidates, no two of which mean the same, and cells of further columns."""
 
     cells: Sequence[str]
     columns: Mapping[str, list[str]]
-
-    def distinct(self, predictor: Predictor) -> tuple[dict[str, str], Listing]:
-        """The first candidate of every meaning, by its key, and the same as a listing."""
-        first: dict[str, int] = {}
-        for at, cell in enumerate(self.cells):
-            first.setdefault(predictor.output.key(cell), at)
-        places = list(first.values())
-        columns = {name: take(cells, places) for name, cells in self.columns.items()}
-        return {key: self.cells[at] for key, at in first.items()}, Listing(take(self.cells, places), columns)
 
 
 def evaluate(
@@ -132,10 +129,11 @@ def evaluate(
         share = sum(predictor.output.key(cell) in there for cell in true) / len(true)
         metrics = {"known" if listed is None else "listed": share}
     if conditions:
-        cells = Listing(list(pool.values()), {}) if listed is None else listed.distinct(predictor)[1]
-        found, best = rank_possible(predictor, z, true, pool, cells, conditions)
+        columns = {} if listed is None else listed.columns
+        found, best = rank_possible(predictor, z, true, pool, columns, conditions)
         answered = [at for at, place in enumerate(best) if place >= 0]
-        answers = [cells.cells[best[at]] for at in answered]
+        cells = list(pool.values())
+        answers = [cells[best[at]] for at in answered]
         return (_compare(predictor, answers, take(true, answered)) if answered else {}) | found | metrics
     if is_ranked:
         metrics = rank_truth(predictor, z, true, pool) | metrics
@@ -147,7 +145,10 @@ def evaluate(
 
 def by_meaning(predictor: Predictor, cells: Iterable[str]) -> dict[str, str]:
     """Return the first cell of every meaning, by its key."""
-    return Listing(list(cells), {}).distinct(predictor)[0]
+    found: dict[str, str] = {}
+    for cell in cells:
+        found.setdefault(predictor.output.key(cell), cell)
+    return found
 
 
 def find_truth(predictor: Predictor, true: Sequence[str], pool: Mapping[str, str]) -> Tensor:  # (n,)
@@ -161,7 +162,7 @@ def rank_possible(
     z: Tensor,
     true: Sequence[str],
     pool: Mapping[str, str],
-    listed: Listing,
+    columns: Mapping[str, list[str]],
     conditions: Sequence[Condition],
 ) -> tuple[dict[str, float], list[int]]:
     """Rank the right answers among the candidates that are possible for each: metrics, also by the number of these.
@@ -169,9 +170,9 @@ def rank_possible(
     The overall ones are those of inputs with two candidates or more. Returned are also the places of the best
     candidates, −1 where none is possible.
     """
-    columns = complete(predictor.output, listed.cells, listed.columns)
-    pools = Columns.of(columns).find(conditions)
-    candidates, truth = predictor.among(listed.cells), find_truth(predictor, true, pool)
+    cells = list(pool.values())
+    pools = Columns.of(complete(predictor.output, cells, columns)).find(conditions)
+    candidates, truth = predictor.among(cells), find_truth(predictor, true, pool)
     ranks = candidates.ranks(z, truth, predictor.rule, pools).cpu()
     best = candidates.top_of(z, pools, 1, predictor.rule).indices[:, 0].tolist()
     sizes = torch.tensor(list(map(size_of, pools)))
