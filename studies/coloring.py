@@ -119,7 +119,8 @@ MEDIUM = replace(
     training=replace(TRAINING, epochs=40),
     n_val=300,
     n_test=1_000,
-    budget=60_000,
+    beam=64,
+    budget=150_000,
     seeds=(0,),
 )
 REDUCED = replace(
