@@ -15,7 +15,19 @@ from typing import Any
 from dsokr import chem
 from dsokr.graphs import Graph
 from dsokr.metrics import edit_distance
-from studies import chebi20, guarantees, label_ranking, massbank, multilabel, smi2mol, strings, synthetic, vectors
+from studies import (
+    chebi20,
+    coloring,
+    fingerprint2graph,
+    guarantees,
+    label_ranking,
+    massbank,
+    multilabel,
+    smi2mol,
+    strings,
+    synthetic,
+    vectors,
+)
 from studies.chebi20_models import ALL_KERNELS, AND_WORDS, JOINT_ENSEMBLES, LARGER, OUR_ENSEMBLE, OURS, SMALL, WORDS
 from studies.chebi20_tables import PAPER, select_whole, tabulate_perfect_h
 from studies.data import odor
@@ -137,6 +149,44 @@ def draw_predictions(folder: Path, image: Path, count: int = 8) -> None:
 def read_graph(plain: list[Any]) -> Graph:
     labels, edges = plain
     return Graph(tuple(labels), tuple(map(tuple, edges)))
+
+
+def describe_fingerprint2graph(folder: Path) -> Fields:
+    rows, table = tabulate(fingerprint2graph.STUDY, folder)
+    models = [row for row in read_rows(folder / "models.jsonl") if row["model"] == "network"]
+    most = max(row["n_train"] for row in models)
+    whole = {row["name"]: row for row in rows if row.get("n_train") == most}
+    ours = [row for row in models if row["n_train"] == most and row["task"] == "bond orders"]
+    own = {row["task"]: row["metrics"]["own"] for row in read_rows(folder / "ceiling.jsonl")}
+    first = {row["task"]: row for row in models if row["n_train"] == most and row["seed"] == ours[0]["seed"]}
+    return {
+        "table": table,
+        "hardware": name_hardware(ours[0]),
+        "n_train": most,
+        "n_test": ours[0]["n_test"],
+        "ours": whole["network, bond orders"],
+        "own": own["no bond orders"],
+        "better": min(first, key=lambda task: first[task]["metrics"]["val_ged"]),
+        "val": {task: row["metrics"]["val_ged"] for task, row in first.items()},
+        **{part: mean(row["seconds"][part] for row in ours) for part in ("fitting", "decoding")},
+    }
+
+
+def describe_coloring(folder: Path) -> Fields:
+    rows, table = tabulate(coloring.STUDY, folder)
+    models = read_rows(folder / "models.jsonl")
+    searched = [row for row in rows if row["data"] == "small" and "GraphSearch" in row["name"]]
+    best = max(searched, key=lambda row: row["val_exact"][0])
+    own = [row for row in models if best["name"].startswith(f"{row['kernel']}, ") and row["decoder"] == "GraphSearch"]
+    small = [row for row in own if row["data"] == "small"]
+    return {
+        "table": table,
+        "hardware": name_hardware(small[0]),
+        "best": best,
+        "n_test": small[0]["n_test"],
+        "unsettled": max(row["metrics"]["unsettled"] for row in own),
+        **{part: mean(row["seconds"][part] for row in small) for part in ("fitting", "decoding")},
+    }
 
 
 def describe_chebi20(folder: Path) -> Fields:

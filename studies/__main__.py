@@ -22,6 +22,8 @@ NAMES = (
     "vectors",
     "guarantees",
     "massbank",
+    "fingerprint2graph",
+    "coloring",
 )
 
 

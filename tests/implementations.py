@@ -174,6 +174,7 @@ class DecoderCase(Case):
 
 
 MOLECULES, GAUSSIAN, NGRAMS = decoders.Molecules(max_atoms=6), kernels.Gaussian(0.1), kernels.NGram((1, 2))
+LABELLED = decoders.LabelledGraphs((6, 7, 8, 9), (1, 2, 3), max_nodes=6, planar=True, max_degree=4)
 DECODERS = [
     *(DecoderCase(f"candidates, {rule}", decoders.Candidates(rule), vectors, kernels.Polynomial(2)) for rule in RULES),
     *(
@@ -195,6 +196,9 @@ DECODERS = [
     *(
         DecoderCase(f"graphs, {rule}", decoders.GraphSearch(MOLECULES, rule, budget=300), graphs, kernel)
         for rule, kernel in (("kernel", kernels.WeisfeilerLehman(2).normalized()), ("cosine", kernels.ShortestPath()))
+    ),
+    DecoderCase(
+        "labelled graphs", decoders.GraphSearch(LABELLED, "kernel", budget=300), graphs, kernels.WeisfeilerLehman(2)
     ),
 ]
 

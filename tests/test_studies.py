@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from docs import render
 from dsokr import DSOKR
+from dsokr.compute import seeded
 from dsokr.conformal import Calibration
 from dsokr.errors import InputError, MissingExtraError
 from dsokr.files import lock_folder
-from dsokr.graphs import GraphBatch
+from dsokr.graphs import Graph, GraphBatch
 from dsokr.metrics import edit_distance
 from dsokr.regressors.networks import CNN, CharTransformer
 from real_data import real_data
@@ -26,6 +28,8 @@ from studies import (
     __main__,
     chebi20,
     chebi20_models,
+    coloring,
+    fingerprint2graph,
     guarantees,
     label_ranking,
     massbank,
@@ -36,12 +40,14 @@ from studies import (
     vectors,
 )
 from studies.data import molecules, ocr_letters
+from studies.data.coloring import draw_maps
+from studies.data.fingerprints import generate_fingerprints
 from studies.data.massbank import generate_molecules
 from studies.data.smi2mol import MoleculePairs, SMI2Mol
 from studies.data.synthetic import LeastSquares
 from studies.guarantees_tasks import Held, Scored, Task, hold_words
 from studies.plots import pyplot, save_figure
-from studies.results import Results, read_rows, write_table
+from studies.results import Results, name_hardware, read_rows, write_table
 from studies.study import Session, Study
 
 chem = pytest.importorskip("dsokr.chem")
@@ -104,6 +110,10 @@ TINY: dict[str, Any] = {
     ),
     "strings": replace(strings.QUICK, splits=1, letters=CNN((8,), hidden=32), steps=100, choosing_steps=20),
     "guarantees": replace(guarantees.QUICK, divisions=3),
+    "fingerprint2graph": replace(
+        fingerprint2graph.QUICK, load=lambda folder: generate_fingerprints(300, max_atoms=5), sizes=(100,), stacked=150
+    ),
+    "coloring": coloring.QUICK,
     "massbank": replace(
         massbank.QUICK,
         splits=("molecule", "mass 0"),
@@ -168,6 +178,14 @@ def test_tables_and_figures_are_made_of_the_rows(name, ran, tmp_path):
     assert not pyplot().get_fignums()
 
 
+@pytest.mark.parametrize("name", ["fingerprint2graph", "coloring"])
+def test_pages_are_filled_from_the_rows(name, ran):
+    fields = getattr(render, f"describe_{name}")(ran(name).folder)
+    page = (render.TEMPLATES / f"{name}.md").read_text(encoding="utf-8").format_map(fields)
+    assert write_table(ran(name).study.columns, ran(name).study.tabulate(ran(name).folder)) in page
+    assert "{" not in page and name_hardware() in page
+
+
 def test_an_interrupted_run_is_resumed(ran, tmp_path):
     whole = read_rows(ran("multilabel").folder / "models.jsonl")
     for name, text in ran("multilabel").files().items():
@@ -213,6 +231,62 @@ def test_molecules_are_found_by_the_search(ran):
     )
     written = ("baselines", "floor", "kernels", "models", "perfect_h", "predictions")
     assert set(ran("smi2mol").files()) == {f"{name}.jsonl" for name in written}
+
+
+def test_graphs_are_found_from_fingerprints(ran):
+    rows = ran("fingerprint2graph").rows("name", "n_train")
+    graphs = TINY["fingerprint2graph"].load(None).graphs
+    unrelated = edit_distance(graphs, graphs[::-1], edge_labels=False).mean().item()
+    ours = [row for row in rows.values() if "bond orders" in row["name"]]
+    assert len(ours) == 6 and all(row["valid"][0] == 1 and row["splits"] == 1 for row in ours)
+    for row in ours:
+        if "no bond orders" not in row["name"]:
+            assert row["ged"][0] < 0.8 * unrelated and row["ged"][0] <= row["ged_edge_labels"][0]
+            assert row["exact_edge_labels"][0] <= row["exact"][0]
+    assert rows["network, no bond orders", 270]["exact"][0] > 0
+    assert rows["ceiling: most frequent graph of a fingerprint", None]["exact"][0] > 0.9
+    assert "| Any2Graph (reported) | – | 1 | 2.130 | 29.9% | – | – | – |" in write_table(
+        fingerprint2graph.COLUMNS, rows.values()
+    )
+
+
+def test_stacks_and_single_regressors_differ_only_in_the_regressor(ran):
+    rows = [row for row in read_rows(ran("fingerprint2graph").folder / "models.jsonl") if row["n_train"] == 150]
+    same = [
+        {k: v for k, v in row.items() if k in ("task", "kernel", "sketch", "dim", "seed", "n_test")} for row in rows
+    ]
+    assert len(rows) == 3 and same[0] == same[1] == same[2]
+    assert len({row["regressor"] for row in rows}) == 3
+
+
+def test_molecules_are_told_from_other_graphs():
+    bonds = {"carbon dioxide": (8, 6, 8), "too many": (8, 8, 8)}
+    graphs = [Graph(labels, ((0, 1, 2), (1, 2, 2))) for labels in bonds.values()]
+    ammonium = Graph((7, 6, 6, 6, 6), tuple((0, i, 1) for i in range(1, 5)))
+    assert fingerprint2graph.measure_valid(GraphBatch.of([*graphs, ammonium, Graph((6,))])) == 0.75
+
+
+def test_maps_are_read_from_images(ran):
+    rows = ran("coloring").rows("name")
+    chance = 0.25**2  # two colours of a map of two regions
+    for kernel in coloring.KERNELS:
+        for decoder in ("Candidates", "GraphSearch"):
+            row = rows[f"{kernel}, {decoder}"]
+            assert row["right_size"][0] > 1 / 3 or row["exact"][0] > chance
+    assert max(row["exact"][0] for name, row in rows.items() if "reported" not in name) > 2 * chance
+    assert rows["Any2Graph (reported)"]["exact"] == (0.85, 0.0)
+
+
+def test_a_turned_map_has_the_same_coordinates():
+    images = torch.from_numpy(draw_maps(6, (2, 4), seed=0).images).float()
+    with seeded(0):
+        network = coloring.QUICK.network(5)
+        network(images)  # running statistics
+    network.eval()
+    first = network(images)
+    for position in range(8):
+        torch.testing.assert_close(network(coloring.turn(images, position)), first, rtol=1e-4, atol=1e-5)
+    assert len({tuple(coloring.turn(images[:1], k).flatten().tolist()) for k in range(8)}) == 8
 
 
 def test_texts_are_ranked_under_every_convention_for_ties(ran):
@@ -378,6 +452,7 @@ DATA = {
     "multilabel": "multilabel",
     "strings": "ocr_letters",
     "guarantees": "massbank",
+    "fingerprint2graph": "qm9",
 }
 
 
@@ -398,7 +473,7 @@ def test_the_published_results_are_not_computed_again(name, monkeypatch):
     monkeypatch.setattr(Results, "find", log)
     monkeypatch.setattr(Results, "_append", lambda *a: pytest.fail("computed again"))
     monkeypatch.setattr(LeastSquares, "draw", lambda *a: type("Drawn", (), {"train": (None, None)}))
-    data = None if name in ("synthetic", "vectors") else real_data(DATA.get(name, name))
+    data = None if name in ("synthetic", "vectors", "coloring") else real_data(DATA.get(name, name))
     for size in ("full", "reduced"):
         folder = ROOT / "results" / STUDIES[name].folder(size)
         if folder.exists():

@@ -12,10 +12,22 @@ from torch import Generator
 
 from dsokr.errors import InputError
 from dsokr.files import checksum
+from dsokr.graphs import Graph, GraphBatch
 from real_data import real_data
 from studies.chebi20_models import WL
-from studies.data import chebi20, files, label_ranking, massbank, molecules, multilabel, ocr_letters, smi2mol
+from studies.data import (
+    chebi20,
+    files,
+    fingerprints,
+    label_ranking,
+    massbank,
+    molecules,
+    multilabel,
+    ocr_letters,
+    smi2mol,
+)
 from studies.data.chebi20 import describe_molecules
+from studies.data.coloring import COLORS, draw_maps
 from studies.data.synthetic import LeastSquares
 
 chem = pytest.importorskip("dsokr.chem")
@@ -111,6 +123,60 @@ def test_qm9_is_prepared_once_and_split(tmp_path, monkeypatch, trust):
     assert first.test.smiles == same.test.smiles != other.test.smiles
     assert sorted(text for part in parts for text in part.smiles) == sorted(pairs.smiles)
     assert first.cut(3).train.smiles == first.train.smiles[:3] and first.cut(None) is first
+
+
+def test_fingerprints_are_rdkits_and_split_90_5_5(tmp_path, trust, monkeypatch):
+    from rdkit import Chem
+    from rdkit.Chem import rdFingerprintGenerator
+
+    write(tmp_path / smi2mol.QM9.path, *chem.many_smiles(molecules.generate(60, seed=0)))
+    trust(smi2mol)
+    monkeypatch.setattr(fingerprints, "QM9", smi2mol.QM9)
+    pairs = fingerprints.load_fingerprints(tmp_path)
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
+    for row, smiles in enumerate(smi2mol.load_pairs(tmp_path).smiles):
+        on = generator.GetFingerprint(Chem.MolFromSmiles(smiles)).GetOnBits()
+        assert sorted(on) == sorted(pairs.bits[[row]].indices.tolist())
+    assert set(pairs.bits.data) == {1}
+    monkeypatch.setitem(sys.modules, "dsokr.chem", None)  # from here on RDKit could be missing
+    train, val, test = fingerprints.split_pairs(fingerprints.load_fingerprints(tmp_path), seed=0)
+    assert [len(part.graphs) for part in (train, val, test)] == [part.bits.shape[0] for part in (train, val, test)]
+    assert len(set(train.graphs) | set(val.graphs) | set(test.graphs)) == 60
+    few, _, same = fingerprints.split_pairs(pairs, seed=0, n_train=9)
+    assert set(few.graphs) < set(train.graphs) and len(few.graphs) == 9 and list(same.graphs) == list(test.graphs)
+
+
+def test_the_ceiling_by_hand():
+    graphs = [Graph((6, 6), ((0, 1, order),)) for order in (1, 1, 2)] + [Graph((6,)), Graph((8,)), Graph((7,))]
+    columns = np.array([0, 0, 0, 1, 1, 2])
+    pairs = fingerprints.FingerprintPairs(fingerprints.bits_from(np.arange(6), columns, 6), GraphBatch.of(graphs))
+    assert fingerprints.measure_ceiling(pairs, edge_labels=True) == pytest.approx((1 / 6, 4 / 6))
+    assert fingerprints.measure_ceiling(pairs, edge_labels=False) == pytest.approx((4 / 6, 5 / 6))
+
+
+def test_maps_show_their_graphs():
+    maps = draw_maps(40, (5, 10), seed=1)
+    assert (maps.images == draw_maps(40, (5, 10), seed=1).images).all()
+    assert (maps.images[:5] != draw_maps(5, (5, 10), seed=2).images).any()
+    for image, graph in zip(maps.images, maps.graphs, strict=True):
+        pixels = np.moveaxis(image, 0, -1).reshape(-1, 1, 3) / 255
+        nearest = np.linalg.norm(pixels - COLORS, axis=2)
+        shown = nearest.argmin(axis=1)[nearest.min(axis=1) < 0.1]  # away from borders
+        assert set(graph.labels) <= set(shown.tolist())
+        assert 2 <= len(graph.labels) <= 10
+        assert all(graph.labels[i] != graph.labels[j] and label == 1 for i, j, label in graph.edges)
+
+
+def test_regions_touch_where_their_pixels_do(monkeypatch):
+    """A map of two regions in two colours: the border that is counted is the one in the image."""
+    monkeypatch.setattr("studies.data.coloring.NOISE", 0.0)
+    monkeypatch.setattr("studies.data.coloring.BLUR", 1e-3)
+    for image, graph in zip(*draw_maps(30, (2, 2), seed=0), strict=True):
+        first = image.reshape(3, -1).T @ np.array([1, 256, 65536]) == image[:, 0, 0] @ np.array([1, 256, 65536])
+        grid = first.reshape(32, 32)
+        border = (grid[1:] != grid[:-1]).sum() + (grid[:, 1:] != grid[:, :-1]).sum()
+        sizes = sorted([grid.sum(), (~grid).sum()])
+        assert len(graph.labels) == 1 + (sizes[0] >= 3) and len(graph.edges) == (border >= 3 and sizes[0] >= 3)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from dsokr.graphs import Graph, GraphBatch
 from dsokr.kernels import WeisfeilerLehman
 
 Integers = NDArray[np.int64]
+Names = NDArray[np.uint64]
 
 BATCH = 4096
 PATIENCE = 20  # batches in a row without a new molecule before giving up
@@ -77,9 +78,13 @@ def identify(elements: Integers, bonds: Integers) -> list[int]:  # (n, atoms), (
     """
     unsaturated = (bonds == 2).any(axis=2)
     resonant = (bonds > 0) & unsaturated[:, :, None] & unsaturated[:, None, :]
-    batch = _as_batch(elements, np.where(resonant, RESONANT, bonds))
-    features = WeisfeilerLehman(elements.shape[1] - 1, edge_labels=True).features(batch)
-    return np.add.reduceat(features.ids * features.values.astype(np.uint64), features.indptr[:-1]).tolist()
+    return name_graphs(_as_batch(elements, np.where(resonant, RESONANT, bonds)), elements.shape[1] - 1).tolist()
+
+
+def name_graphs(graphs: GraphBatch, iterations: int, edge_labels: bool = True) -> Names:  # (graphs,)
+    """One number per graph, equal for graphs that Weisfeiler-Lehman refinement cannot tell apart."""
+    features = WeisfeilerLehman(iterations, edge_labels=edge_labels).features(graphs)
+    return np.add.reduceat(features.ids * features.values.astype(np.uint64), features.indptr[:-1])
 
 
 def _as_batch(elements: Integers, bonds: Integers) -> GraphBatch:

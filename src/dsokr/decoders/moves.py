@@ -1,21 +1,16 @@
-"""Domains of graphs to search: what a graph can become in one edit.
-
-Compiled code sees a molecule of n atoms as a symmetric matrix with room for one more atom: bond orders, and on the
-diagonal the elements, 0 where there is no atom. An edit is a row of integers: the number of entries that it sets, then
-each entry as (i, j, value). Every kind of edit has a function that lists its edits; all are then applied, checked and
-written down by the same code.
-"""
+"""Domains of graphs to search: what a graph can become in one edit."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from dsokr.compute import compiled
+from dsokr.decoders.edits import WIDTH, Domain, Molecule, list_edits
+from dsokr.decoders.planarity import is_planar
 from dsokr.errors import InputError, check_fields
 from dsokr.graphs import GraphBatch
 
-WIDTH = 1 + 3 * 6  # of an edit: it sets up to six entries
 HIGHEST = 3  # bond order
 
 
@@ -60,30 +55,21 @@ class Molecules:
     def neighbors(self, graphs: GraphBatch, rearranged: bool = False) -> Neighbors:
         """The molecules one edit away; also those ``rearranged``: one order of a bond, or an atom, is elsewhere."""
         elements, valences = np.array(self.valences, np.int64).T.copy()
-        arrays = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
-        options = (elements, valences, self.max_atoms, rearranged)
-        parts = [_edit_molecule(g, *arrays, *options) for g in range(len(graphs))]
-        origins = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
-        sizes, labels, bonds, ends = map(np.concatenate, zip(*parts, strict=True))
-        return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins)
+        domain = Domain(elements, valences, np.arange(HIGHEST + 1), self.max_atoms, rearranged=rearranged)
+        return edit_graphs(graphs, domain)
 
 
-class Molecule(NamedTuple):
-    """A molecule to edit, in a domain."""
-
-    matrix: np.ndarray  # (n + 1, n + 1)
-    n: int
-    pairs: np.ndarray  # (bonds, 2)
-    elements: np.ndarray
-    valences: np.ndarray
-    edits: np.ndarray  # (room for all, WIDTH)
-    listed: np.ndarray  # (1,): the number of edits
+def edit_graphs(graphs: GraphBatch, domain: Domain) -> Neighbors:
+    """The graphs of the domain that are one edit away."""
+    arrays = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
+    parts = [_edit_molecule(g, *arrays, domain) for g in range(len(graphs))]
+    origins = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
+    sizes, labels, bonds, ends = map(np.concatenate, zip(*parts, strict=True))
+    return Neighbors(GraphBatch.from_edges(sizes, labels, bonds, ends), origins)
 
 
 @compiled
-def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
-    g, offsets, labels, indptr, neighbors, edge_labels, elements, valences, max_atoms, rearranged
-):
+def _edit_molecule(g, offsets, labels, indptr, neighbors, edge_labels, domain):  # type: ignore[no-untyped-def] # compiled
     """All valid molecules one edit away from graph g of a batch: their numbers of atoms and the atoms' elements, their
     numbers of bonds and the bonds as (i, j, order), with atoms numbered within each molecule.
     """
@@ -94,15 +80,12 @@ def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
         for k in range(indptr[first + i], indptr[first + i + 1]):
             matrix[i, neighbors[k] - first] = edge_labels[k]
     pairs = np.argwhere(np.triu(matrix, 1))
-    edits = np.empty((_bound_edits(matrix, pairs, n, len(elements)), WIDTH), np.int64)
-    molecule = Molecule(matrix, n, pairs, elements, valences, edits, np.zeros(1, np.int64))
-    _list_edits(molecule, max_atoms)
-    if rearranged:
-        _move_order(molecule)
-        _move_atom(molecule)
+    edits = np.empty((_bound_edits(matrix, pairs, n, domain), WIDTH), np.int64)
+    molecule = Molecule(matrix, n, pairs, domain, edits, np.zeros(1, np.int64))
+    list_edits(molecule)
     count = molecule.listed[0]
     sizes, bonds = np.empty((2, count), np.int64)
-    atoms, ends = np.empty(count * (n + 1), np.int64), np.empty((count * (len(pairs) + 1), 3), np.int64)
+    atoms, ends = np.empty(count * (n + 1), np.int64), np.empty((count * (len(pairs) + 3), 3), np.int64)
     trial, found, atom, bond = matrix.copy(), 0, 0, 0
     for edit in edits[:count]:
         for k in range(1, 1 + 3 * edit[0], 3):
@@ -116,30 +99,48 @@ def _edit_molecule(  # type: ignore[no-untyped-def] # compiled
 
 
 @compiled
-def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, elements: int) -> int:
+def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, domain: Domain) -> int:
     """No molecule has more edits: by kind, those of one atom, two atoms, a bond, two bonds, and rings."""
-    bonds, double = len(pairs), (matrix == 2).sum()
+    bonds, double, elements, orders = len(pairs), (matrix == 2).sum(), len(domain.elements), len(domain.costs)
     moved = bonds * n * n + n * (n + bonds)
-    return n * (1 + 4 * elements) + 2 * n * n + bonds * (2 * n + elements) + 2 * bonds * bonds + double**3 + moved
+    joined = (1 + bonds * (1 + n)) * elements
+    one = n * (2 + orders * elements) + orders * n * n + bonds * (2 * n + elements)
+    return one + 2 * bonds * bonds + double**3 + moved + joined
 
 
 @compiled
 def _is_valid(molecule: Molecule, edit: np.ndarray, trial: np.ndarray) -> bool:
-    """Whether the atoms that an edit touched keep their valences and, if it broke a bond, all atoms are connected."""
-    breaks = False
+    """Whether the atoms that an edit touched keep their valences, and the domain's other conditions hold."""
+    domain, breaks, makes = molecule.domain, False, False
     for k in range(1, 1 + 3 * edit[0], 3):
-        if not _keeps_valence(molecule, trial, edit[k]) or not _keeps_valence(molecule, trial, edit[k + 1]):
-            return False
+        for i in edit[k : k + 2]:
+            if not _keeps_valence(domain, trial, i) or (domain.proper and not _differs(trial, i)):
+                return False
         breaks |= edit[k + 2] == 0 and edit[k] != edit[k + 1]
-    return not breaks or is_connected(trial)
+        makes |= edit[k + 2] != 0 and edit[k] != edit[k + 1]
+    if breaks and domain.connected and not is_connected(trial):
+        return False
+    return not makes or not domain.planar or is_planar(trial)
 
 
 @compiled
-def _keeps_valence(molecule: Molecule, trial: np.ndarray, i: int) -> bool:
-    total = trial[i].sum() - trial[i, i]
-    for k in range(len(molecule.elements)):
-        if molecule.elements[k] == trial[i, i]:
-            return total <= molecule.valences[k]
+def _differs(trial: np.ndarray, i: int) -> bool:
+    """Whether all atoms bonded to an atom are of other elements."""
+    same = 0
+    for j in range(len(trial)):
+        same += j != i and trial[i, j] != 0 and trial[j, j] == trial[i, i]
+    return same == 0
+
+
+@compiled
+def _keeps_valence(domain: Domain, trial: np.ndarray, i: int) -> bool:
+    total = 0
+    for j in range(len(trial)):
+        if j != i:
+            total += domain.costs[trial[i, j]]
+    for k in range(len(domain.elements)):
+        if domain.elements[k] == trial[i, i]:
+            return total <= domain.valences[k]
     return total == 0  # no atom, hence no bonds
 
 
@@ -173,175 +174,3 @@ def _write(trial: np.ndarray, atoms: np.ndarray, ends: np.ndarray) -> tuple[int,
                 ends[bonds, 0], ends[bonds, 1], ends[bonds, 2] = number[i], number[j], trial[i, j]
                 bonds += 1
     return size, bonds
-
-
-@compiled
-def _list_edits(molecule: Molecule, max_atoms: int) -> None:
-    """Fill in the edits of a molecule, valid or not."""
-    _replace(molecule)
-    _change_pair(molecule)
-    _move_bond(molecule)
-    _shift_order(molecule)
-    _cross(molecule)
-    _remove(molecule)
-    _turn(molecule)
-    if molecule.n < max_atoms:
-        _add(molecule)
-        _insert(molecule)
-
-
-@compiled
-def _append(molecule: Molecule, entries: tuple[Any, ...]) -> None:
-    """Append the edit that sets the entries (i, j, value, i, j, value, …)."""
-    at = molecule.listed[0]
-    molecule.edits[at, 0] = len(entries) // 3
-    for k in range(len(entries)):
-        molecule.edits[at, 1 + k] = entries[k]
-    molecule.listed[0] = at + 1
-
-
-@compiled
-def _replace(molecule: Molecule) -> None:
-    """Change the element of an atom."""
-    for i in range(molecule.n):
-        for element in molecule.elements:
-            if element != molecule.matrix[i, i]:
-                _append(molecule, (i, i, element))
-
-
-@compiled
-def _change_pair(molecule: Molecule) -> None:
-    """Exchange two atoms of different elements; make, break or change a bond."""
-    for i in range(molecule.n):
-        for j in range(i + 1, molecule.n):
-            a, b = molecule.matrix[i, i], molecule.matrix[j, j]
-            if a != b:
-                _append(molecule, (i, i, b, j, j, a))
-            for order in range(HIGHEST + 1):
-                if order != molecule.matrix[i, j]:
-                    _append(molecule, (i, j, order))
-
-
-@compiled
-def _move_bond(molecule: Molecule) -> None:
-    """Turn a bond i–j into i–k."""
-    for pair in molecule.pairs:
-        for side in range(2):
-            i, j = pair[side], pair[1 - side]
-            for k in range(molecule.n):
-                if k != i and k != j and not molecule.matrix[i, k]:
-                    _append(molecule, (i, k, molecule.matrix[i, j], i, j, 0))
-
-
-@compiled
-def _shift_order(molecule: Molecule) -> None:
-    """Move one order from a bond to another."""
-    for i, j in molecule.pairs:
-        for k, m in molecule.pairs:
-            a, b = molecule.matrix[i, j], molecule.matrix[k, m]
-            if (i != k or j != m) and a > 1 and b < HIGHEST:
-                _append(molecule, (i, j, a - 1, k, m, b + 1))
-
-
-@compiled
-def _cross(molecule: Molecule) -> None:
-    """Turn bonds i–j and k–m into i–m and k–j, or into i–k and j–m."""
-    matrix, pairs = molecule.matrix, molecule.pairs
-    for a in range(len(pairs)):
-        for b in range(a + 1, len(pairs)):
-            for side in range(2):
-                i, j = pairs[a]
-                k, m = pairs[b, side], pairs[b, 1 - side]
-                if i != k and i != m and j != k and j != m and not matrix[i, m] and not matrix[k, j]:
-                    _append(molecule, (i, m, matrix[i, j], k, j, matrix[k, m], i, j, 0, k, m, 0))
-
-
-@compiled
-def _remove(molecule: Molecule) -> None:
-    """Remove an atom with at most one bond, or one between two others, which are then bonded."""
-    for i in range(molecule.n):
-        row = molecule.matrix[i].copy()
-        row[i] = 0
-        around = np.flatnonzero(row)
-        if len(around) == 2 and not molecule.matrix[around[0], around[1]]:
-            j, k = around
-            _append(molecule, (i, j, 0, i, k, 0, j, k, 1, i, i, 0))
-        elif len(around) == 1:
-            _append(molecule, (i, around[0], 0, i, i, 0))
-        elif len(around) == 0 and molecule.n > 1:
-            _append(molecule, (i, i, 0))
-
-
-@compiled
-def _turn(molecule: Molecule) -> None:
-    """Exchange single and double bonds that alternate around a six-membered ring a=b–c=d–e=f–a, a its first atom."""
-    matrix = molecule.matrix
-    double = np.argwhere(matrix == 2)
-    for a, b in double:
-        for c, d in double:
-            if matrix[b, c] != 1 or not _are_distinct((a, b, c, d)):
-                continue
-            for e, f in double:
-                closes = matrix[d, e] == 1 and matrix[f, a] == 1 and _are_distinct((a, b, c, d, e, f))
-                if closes and a < min(b, c, d, e, f):
-                    _append(molecule, (a, b, 1, b, c, 2, c, d, 1, d, e, 2, e, f, 1, f, a, 2))
-
-
-@compiled
-def _are_distinct(atoms: tuple[int, ...]) -> bool:
-    for i in range(len(atoms)):
-        for j in range(i):
-            if atoms[i] == atoms[j]:
-                return False
-    return True
-
-
-@compiled
-def _add(molecule: Molecule) -> None:
-    """Add an atom bonded to one."""
-    for i in range(molecule.n):
-        for element in molecule.elements:
-            for order in range(1, HIGHEST + 1):
-                _append(molecule, (i, molecule.n, order, molecule.n, molecule.n, element))
-
-
-@compiled
-def _insert(molecule: Molecule) -> None:
-    """Insert an atom into a bond."""
-    n = molecule.n
-    for i, j in molecule.pairs:
-        for element in molecule.elements:
-            _append(molecule, (i, n, 1, n, j, 1, i, j, 0, n, n, element))
-
-
-@compiled
-def _move_order(molecule: Molecule) -> None:
-    """Move one order of a bond to any other pair of atoms: rings open and close, and the formula stays."""
-    matrix = molecule.matrix
-    for i, j in molecule.pairs:
-        for k in range(molecule.n):
-            for m in range(k + 1, molecule.n):
-                if (i != k or j != m) and matrix[k, m] < HIGHEST:
-                    _append(molecule, (i, j, matrix[i, j] - 1, k, m, matrix[k, m] + 1))
-
-
-@compiled
-def _move_atom(molecule: Molecule) -> None:
-    """Insert an end of the molecule into a single bond, or move an atom between two others, which are then bonded."""
-    matrix = molecule.matrix
-    for i in range(molecule.n):
-        row = matrix[i].copy()
-        row[i] = 0
-        around = np.flatnonzero(row)
-        if row.max() != 1 or len(around) > 2 or (len(around) == 2 and matrix[around[0], around[1]]):
-            continue
-        j, k = around[0], around[-1]
-        for m, p in molecule.pairs:
-            if m != i and p != i and matrix[m, p] == 1:
-                if j == k:
-                    _append(molecule, (i, j, 0, m, p, 0, m, i, 1, i, p, 1))
-                else:
-                    _append(molecule, (i, j, 0, i, k, 0, j, k, 1, m, p, 0, m, i, 1, i, p, 1))
-        for m in range(molecule.n):
-            if j != k and m != i:
-                _append(molecule, (i, j, 0, i, k, 0, j, k, 1, i, m, 1))
