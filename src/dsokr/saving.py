@@ -34,6 +34,8 @@ FILES = {
     "conformal.safetensors",
     *("task.json", "candidates.csv", "report.html", "skipped.csv"),  # beside a model made by `dsokr fit`
 }
+TYPES = dict.fromkeys(("parts", "parameters", "form", "history", "reader", "inputs"), dict)  # in config.json
+TYPES |= {"own_candidates": bool, "pairs": int, "missed": float}
 CSR = ("data", "indices", "indptr")
 LONGEST = 4_000_000  # characters of an expression
 FORGOTTEN = ("loss", "monitor", "logger", "trainer", "training", "estimator")  # fields that predictions do not need
@@ -256,9 +258,11 @@ def unpack(packed: Any, name: str, tensors: Tensors) -> Any:
         case "dict":
             return parts
         case "sparse":
-            return sp.csr_array(tuple(map(parts.get, CSR)), shape=(len(parts["indptr"]) - 1, parts["columns"]))
+            rows = sp.csr_array(tuple(map(parts.get, CSR)), shape=(len(parts["indptr"]) - 1, parts["columns"]))
+            rows.check_format(full_check=True)  # compiled code trusts the indices
+            return rows
         case "graph batch":
-            return GraphBatch(**parts)
+            return GraphBatch(**parts).checked()
         case "view batch":
             return ViewBatch(*parts.values())
         case "graphs":
@@ -297,9 +301,9 @@ def explain_damage(folder: str | Path) -> Iterator[None]:
         yield
     except DSOKRError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "state_dict" not in str(error):
-            raise  # out of memory, say
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        if "out of memory" in str(error):
+            raise
         what = f"{type(error).__name__}: {error}"
         raise ModelFolderError(f"{folder} is damaged, or was given parts it was not saved with ({what}).") from error
 
@@ -356,6 +360,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{folder / 'config.json'} is damaged: {error}.") from error
 
 
+def _check_config(folder: Path, config: dict[str, Any]) -> None:
+    for name, kind in TYPES.items():
+        if type(config.get(name)) is not kind:
+            what = f"{name} is missing" if name not in config else f"{name} cannot be {config[name]!r:.80}"
+            raise ModelFolderError(f"{folder / 'config.json'} is damaged: {what}.")
+
+
 def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:
     """Read the configuration and the tensors of a saved model, and check them."""
     for name in ("config.json", "model.safetensors"):
@@ -368,6 +379,10 @@ def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:
         )
     if config["sha256"] != checksum(folder / "model.safetensors"):
         raise ModelFolderError(f"{folder / 'model.safetensors'} is damaged or incomplete: its checksum is wrong.")
-    tensors = load_file(str(folder / "model.safetensors"))
+    _check_config(folder, config)
+    try:
+        tensors = load_file(str(folder / "model.safetensors"))
+    except SafetensorError as error:
+        raise ModelFolderError(f"{folder / 'model.safetensors'} is damaged: {error}.") from error
     # aligned in memory as before saving, so that products are bit-identical
     return config, {name: tensor.clone() for name, tensor in tensors.items()}

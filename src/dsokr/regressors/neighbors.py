@@ -67,6 +67,11 @@ class Neighbors(Regressor):
 class FittedNeighbors(Fitted):
     """The training inputs, searched by scikit-learn."""
 
+    scaler: Scaler
+    coordinates: Tensor
+    weights: Tensor
+    size: int
+
     def __init__(self, scaler: Scaler, rows: Any, coordinates: Tensor, weights: Tensor, size: int):
         self.scaler, self.rows, self.coordinates, self.weights, self.size = scaler, rows, coordinates, weights, size
         self.search = NearestNeighbors().fit(rows)
