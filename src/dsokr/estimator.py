@@ -28,7 +28,7 @@ from dsokr.regressors.base import hold_out
 from dsokr.regressors.inputs import OF_INPUTS, Reader, check_groups, check_inputs, check_weights, identify_inputs
 from dsokr.regressors.stack import format_report
 from dsokr.rules import score
-from dsokr.saving import MadeOfParts, explain_damage, pack, read_model, read_part, unpack, write_model, write_part
+from dsokr.saving import MadeOfParts, pack, read_part, restore_model, unpack, write_model, write_part
 from dsokr.selection import Judge, choose_sketch
 from dsokr.sketches import SketchSpec
 
@@ -289,12 +289,10 @@ class DSOKR(MadeOfParts):
         ``parts`` brings what could not be written down: ``regressor=...`` or ``kernel=...`` of one's own. Other
         functions of one's own (a loss, a metric) come back as the defaults: predictions do not need them.
         """
-        config, tensors = read_model(Path(folder))
         unknown = set(parts) - set(PARTS)
         if unknown:
             raise InputError(f"DSOKR.load takes {', '.join(PARTS)}. Got {sorted(unknown)[0]!r}.")
-        with explain_damage(folder):
-            return cls._restore(Path(folder), config, tensors, device, parts)
+        return restore_model(Path(folder), lambda *read: cls._restore(Path(folder), *read, device, parts))
 
     @classmethod
     def _restore(

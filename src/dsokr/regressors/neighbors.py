@@ -61,6 +61,8 @@ class Neighbors(Regressor):
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedNeighbors:
         coordinates, weights = state["coordinates"].to(device), state["weights"].to(device)
+        if not 1 <= state["size"] <= len(coordinates):
+            raise ValueError(f"there are no {state['size']:.3g} neighbours")
         return FittedNeighbors(Scaler(**state["scaler"]), state["rows"], coordinates, weights, state["size"])
 
 
