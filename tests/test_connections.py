@@ -14,6 +14,7 @@ import pytest
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
 
 from dsokr.serve import Limits, connections, create_app  # noqa: E402 # an extra
 from serving import HandMade, running  # noqa: E402
@@ -141,3 +142,29 @@ def test_signals(sent, code):
     assert httpx.get(f"{address}/health").status_code == 200
     served.send_signal(sent)
     assert "Stopped." in served.communicate(timeout=20)[0] and served.returncode == code
+
+
+def test_sigterm_stops_a_fit_with_a_sentence(tmp_path):
+    rows = "".join(f"{i},{i % 7},{'ab' if i % 2 else 'ba'}\n" for i in range(200))
+    (tmp_path / "pairs.csv").write_text(f"a,b,y\n{rows}")
+    network = ["--network", "MLP((8,))", "--epochs", "100000", "--patience", "100000", "--batch-size", "4"]
+    named = ["--input", "a,b", "--output", "y", "--output-kind", "string", "--out", str(tmp_path / "model")]
+    command = [
+        sys.executable,
+        "-m",
+        "dsokr.commands.app",
+        "fit",
+        "--train",
+        str(tmp_path / "pairs.csv"),
+        *named,
+        *network,
+    ]
+    fitting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = []
+    while not lines or "epoch" not in lines[-1]:
+        lines.append(fitting.stdout.readline())
+        assert lines[-1], lines
+    fitting.send_signal(signal.SIGTERM)
+    said = fitting.communicate(timeout=60)[0]
+    assert fitting.returncode == 143 and said.strip().endswith("Run the same command to resume.")
+    assert "Traceback" not in said and not (tmp_path / "model").exists()

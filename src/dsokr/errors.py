@@ -83,7 +83,7 @@ def check_fields(owner: Any, **intervals: str | int) -> None:
 
 def check_types(owner: Any) -> None:
     """Check what was read from a file, and the parts within it, against the annotations of their classes."""
-    for name, hints in _read_hints(type(owner)).items():
+    for name, hints in _read_hints(type(owner)).items():  # type: ignore[arg-type] # every class is hashable
         value = getattr(owner, name)
         if not any(_fits(value, hint, interval="") for hint in hints):
             raise ValueError(f"{type(owner).__name__}.{name} cannot be {value!r:.80}")

@@ -292,11 +292,11 @@ class DSOKR(MadeOfParts):
         unknown = set(parts) - set(PARTS)
         if unknown:
             raise InputError(f"DSOKR.load takes {', '.join(PARTS)}. Got {sorted(unknown)[0]!r}.")
-        return restore_model(Path(folder), lambda *read: cls._restore(Path(folder), *read, device, parts))
+        return restore_model(Path(folder), lambda *read: cls._restore(Path(folder), device, parts, *read))
 
     @classmethod
     def _restore(
-        cls, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], device: str, given: dict[str, Any]
+        cls, folder: Path, device: str, given: dict[str, Any], config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> DSOKR:
         parts = {
             name: given[name] if name in given else read_part(name, config["parts"][name], *modules)

@@ -34,8 +34,8 @@ FILES = {
     "conformal.safetensors",
     *("task.json", "candidates.csv", "report.html", "skipped.csv"),  # beside a model made by `dsokr fit`
 }
-TYPES = dict.fromkeys(("sha256", "parts", "parameters", "form", "history", "reader", "inputs"), dict)  # in config.json
-TYPES |= {"own_candidates": bool, "pairs": int, "missed": float}
+TYPES: dict[str, type] = {"own_candidates": bool, "pairs": int, "missed": float}  # in config.json
+TYPES |= dict.fromkeys(("sha256", "parts", "parameters", "form", "history", "reader", "inputs"), dict)
 FOR_PEOPLE = ("README.md", "report.html", "skipped.csv")  # not read with a model, so that they may be edited
 SEALED = ("config.json", "conformal.safetensors")  # which hold their own checksums
 CSR = ("data", "indices", "indptr")

@@ -21,7 +21,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         host = self.client and self.client[0]
-        own = sum(other.client is not None and other.client[0] == host for other in self.connections)
+        others: Any = self.connections
+        own = sum(other.client is not None and other.client[0] == host for other in others)
         if len(self.connections) > CONNECTIONS or own > OF_CLIENT:
             self.refuse(503, "There are too many connections. Try again in a second.")
         else:
