@@ -46,8 +46,11 @@ class Recorder(Callback):
         if self.folder is None or not (file := self.folder / "last.ckpt").exists():
             return None
         try:
-            state = torch.load(file, map_location="cpu", weights_only=True)["callbacks"][self.state_key]
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+            state = saved["callbacks"][self.state_key]
             is_other = state["fingerprint"] != self.fingerprint
+            if not state["is_finished"]:
+                _ = saved["loops"]["fit_loop"]  # without which Lightning would begin with the first epoch
         except Exception as error:  # a damaged archive raises errors of many types
             raise TrainingError(f"{file} is damaged or incomplete. Delete it to start again.") from error
         if is_other:
