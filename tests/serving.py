@@ -91,7 +91,7 @@ def running(app: Any) -> Any:
     """A real server on a free port of this machine: its address, and the server itself."""
     import uvicorn
 
-    from dsokr.serve.app import bind
+    from dsokr.serve.app import bind, configure
 
     started = threading.Event()
 
@@ -101,7 +101,7 @@ def running(app: Any) -> Any:
             started.set()
 
     listening = bind("127.0.0.1", 0)
-    real = Server(uvicorn.Config(app, log_level="critical", access_log=False))
+    real = Server(configure(app))
     thread = threading.Thread(target=real.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

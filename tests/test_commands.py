@@ -29,6 +29,7 @@ from dsokr.files import lock_folder
 from dsokr.regressors import callbacks
 from dsokr.rules import score
 from studies.data import molecules
+from test_hostile import read_config, write_config
 
 QUICK = ("--epochs", "3", "--device", "cpu")
 SKIP = ("--on-error", "skip")
@@ -662,6 +663,9 @@ def test_folders_that_are_no_models(fitted, tmp_path):
     ]:
         predictor.save(tmp_path / "damaged")
         (tmp_path / "damaged" / name).write_text(content)
+        with pytest.raises(ModelFolderError, match=f"{name} is damaged or incomplete: its checksum is wrong"):
+            Predictor.load(tmp_path / "damaged", "cpu")
+        write_config(tmp_path / "damaged", read_config(tmp_path / "damaged"))
         with pytest.raises(ModelFolderError, match="damaged is damaged: "):
             Predictor.load(tmp_path / "damaged", "cpu")
 

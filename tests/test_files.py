@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from dsokr import files
 from dsokr.errors import InputError
 from dsokr.files import (
     LOCK,
@@ -83,6 +85,74 @@ class TestReplace:
             (draft / "half").touch()
             raise KeyboardInterrupt
         assert names(tmp_path) == ["model"] and names(tmp_path / "model") == ["old"]
+
+    def test_links_stay_links(self, tmp_path):
+        for name in ("file", "folder"):
+            (tmp_path / f"link to {name}").symlink_to(tmp_path / name)
+        for old in (False, True):
+            with replace_file(tmp_path / "link to file") as draft:
+                draft.write_text(f"new {old}")
+            with replace_folder(tmp_path / "link to folder") as draft:
+                (draft / f"new {old}").touch()
+        assert (tmp_path / "file").read_text() == "new True" and names(tmp_path / "folder") == ["new True"]
+        assert names(tmp_path) == ["file", "folder", "link to file", "link to folder"]
+        assert (tmp_path / "link to file").is_symlink() and (tmp_path / "link to folder").is_symlink()
+
+    def test_everything_is_synced_before_it_takes_its_place(self, tmp_path, monkeypatch):
+        (tmp_path / "model").mkdir()
+        done, sync, exchange = [], files.sync, files._exchange
+        monkeypatch.setattr(files, "sync", lambda path: (done.append(path.name), sync(path)))
+        monkeypatch.setattr(files, "_exchange", lambda *paths: (done.append("exchange"), exchange(*paths)))
+        with replace_folder(tmp_path / "model") as draft:
+            (draft / "inner").mkdir()
+            (draft / "inner" / "new").touch()
+        assert done == ["inner", "new", draft.name, "exchange", tmp_path.name]
+
+    def test_the_place_of_a_folder_is_never_empty(self, tmp_path, monkeypatch):
+        (tmp_path / "model").mkdir()
+        monkeypatch.setattr(os, "replace", None)  # not used where the system can exchange
+        if sys.platform == "linux":
+            with replace_folder(tmp_path / "model") as draft:
+                (draft / "new").touch()
+            assert names(tmp_path / "model") == ["new"]
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_systems_that_cannot_exchange(self, tmp_path, monkeypatch, fails):
+        monkeypatch.setattr(sys, "platform", "other")
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "old").touch()
+        move, moved = os.replace, []
+
+        def replace(*paths):
+            moved.append(paths)
+            if fails and len(moved) == 2:
+                raise OSError("no")
+            move(*paths)
+
+        monkeypatch.setattr(os, "replace", replace)
+        with suppress(OSError), replace_folder(tmp_path / "model") as draft:
+            (draft / "new").touch()
+        assert names(tmp_path / "model") == (["old"] if fails else ["new"]) and names(tmp_path) == ["model"]
+
+    def test_what_a_crash_between_two_renames_left_is_put_back(self, tmp_path):
+        (tmp_path / ".old-12345678-model").mkdir()
+        (tmp_path / ".old-12345678-model" / "old").touch()
+        with pytest.raises(KeyboardInterrupt), replace_folder(tmp_path / "model"):
+            raise KeyboardInterrupt
+        assert names(tmp_path) == ["model"] and names(tmp_path / "model") == ["old"]
+
+    def test_drafts_of_crashes_are_removed_and_those_of_others_are_not(self, tmp_path):
+        for name in (".part-1-file", ".part-2-file", ".part-3-file [x]"):
+            (tmp_path / name).touch()
+        (tmp_path / ".part-4-file").mkdir()
+        for name in (".part-1-file", ".part-3-file [x]", ".part-4-file"):
+            os.utime(tmp_path / name, (0, 0))
+        with replace_file(tmp_path / "file") as first, replace_file(tmp_path / "file") as second:
+            assert first != second
+            first.write_text("first")
+            second.write_text("second")
+        assert names(tmp_path) == [".part-2-file", ".part-3-file [x]", "file"]
+        assert (tmp_path / "file").read_text() == "first"  # the block that ended last
 
     def test_json(self, tmp_path):
         write_json(tmp_path / "facts.json", {"ψ": [1, None]})

@@ -385,7 +385,7 @@ class TestOpen:
             CandidateIndex.open(tmp_path)
 
     @pytest.mark.parametrize(
-        "text", ["{", "[]", "{}", '{"format": 3}', '{"format": 3, "model": "m", "dim": 1, "x": 0}']
+        "text", ["{", "[]", "{}", '{"format": 4}', '{"format": 4, "model": "m", "dim": 1, "x": 0}']
     )
     def test_a_damaged_head(self, tmp_path, text):
         (tmp_path / "index.json").write_text(text)
@@ -557,10 +557,10 @@ class TestFaiss:
     def test_a_damaged_or_missing_one(self, tmp_path, builder):
         builder(tmp_path, 500, kind="hnsw")
         (tmp_path / "hnsw.cosine.faiss").write_bytes(b"nothing")
-        with pytest.raises(ModelFolderError, match="cannot read .*hnsw.cosine.faiss. Build it again, with --restart"):
+        with pytest.raises(ModelFolderError, match="checksum of .*hnsw.cosine.faiss is wrong. Build it again, with"):
             CandidateIndex.open(tmp_path)
         (tmp_path / "hnsw.cosine.faiss").unlink()
-        with pytest.raises(ModelFolderError, match="cannot read"):
+        with pytest.raises(ModelFolderError, match="checksum of .*hnsw.cosine.faiss is wrong"):
             CandidateIndex.open(tmp_path)
         assert builder(tmp_path, 500).faiss_index.ntotal == 500  # a missing one is built again
 
@@ -586,7 +586,7 @@ def test_queries_for_recall_are_between_candidates(index):
 
 
 def test_a_head_survives_the_disk(tmp_path):
-    head = Head("m", 3, sizes={"psi.bin": 5}, kind="hnsw", rule="cosine", recall=0.5)
+    head = Head("m", 3, sizes={"texts.jsonl": 5}, kind="hnsw", rule="cosine", recall=0.5)
     head.write(tmp_path)
     assert Head.read_from(tmp_path) == head
 

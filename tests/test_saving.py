@@ -13,6 +13,7 @@ from torch import nn
 
 from dsokr import DSOKR, Graph, Training, decoders, kernels, losses, networks, regressors, sketches
 from dsokr.errors import InputError, ModelFolderError
+from dsokr.files import write_json
 from dsokr.graphs import GraphBatch
 from dsokr.outputs import ViewBatch, canonical, keys
 from dsokr.regressors import KernelRidge, Neural
@@ -231,7 +232,7 @@ def folder(tmp_path):
 
 def damage_config(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
+    write_json(folder / "config.json", {k: v for k, v in (config | changes).items() if k != "sealed"}, sealed=True)
 
 
 def damage_parts(folder, **changes):
@@ -276,7 +277,7 @@ def test_all_files_appear_at_once(folder):
     before = (folder / "config.json").read_text()
 
     def further(draft):
-        assert {path.name for path in draft.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+        assert {path.name for path in draft.iterdir()} == {"model.safetensors", "README.md"}  # config.json comes last
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -294,7 +295,8 @@ def test_no_such_folder(tmp_path):
 def test_incomplete_configs_are_refused(folder, key):
     config = json.loads((folder / "config.json").read_text())
     del config[key]
-    (folder / "config.json").write_text(json.dumps(config))
+    del config["sealed"]
+    write_json(folder / "config.json", config, sealed=True)
     with pytest.raises(ModelFolderError, match="damaged|incomplete"):
         DSOKR.load(folder)
 

@@ -11,10 +11,11 @@ import torch
 
 from dsokr import DSOKR, Training, kernels, sketches
 from dsokr.compute import seeded
-from dsokr.errors import InputError
+from dsokr.errors import InputError, ModelFolderError
 from dsokr.regressors import Neural
 from dsokr.regressors.networks import TextEncoder, WordBag
 from dsokr.regressors.networks.base import build_network
+from test_hostile import read_config, write_config
 
 # fmt: off
 WORDS = [
@@ -163,6 +164,9 @@ def test_a_saved_model_brings_its_encoder_along(encoder, tmp_path):
     words = vocabulary["model"]["vocab"]
     words["ester"], words["ether"] = words["ether"], words["ester"]
     (tmp_path / "moved" / "network" / "tokenizer.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(ModelFolderError, match=r"tokenizer.json is damaged or incomplete: its checksum is wrong"):
+        DSOKR.load(tmp_path / "moved")
+    write_config(tmp_path / "moved", read_config(tmp_path / "moved"))
     other, tokens = inner(DSOKR.load(tmp_path / "moved")), inner(again).prepare(["an ester"])
     assert torch.equal(other.prepare(["an ether"]), tokens) and not torch.equal(other.prepare(["an ester"]), tokens)
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -441,7 +442,26 @@ def test_options_without_effect_on_the_result_may_change(tmp_path):
     assert at.batches[0] == (2, 0)
 
 
-@pytest.mark.parametrize("damage", [lambda file: os.truncate(file, 500), lambda file: file.write_text("weights")])
+def lose(key):
+    """Take a part out of a checkpoint that is otherwise whole."""
+
+    def damage(file):
+        state = torch.load(file, weights_only=True)
+        del state[key]
+        torch.save(state, file)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(partial(os.truncate, length=length) for length in (0, 1, 500, 5000)),
+        lambda file: file.write_text("weights"),
+        lambda file: torch.save([1, 2], file),
+        *map(lose, ("callbacks", "loops", "state_dict", "optimizer_states", "pytorch-lightning_version")),
+    ],
+)
 def test_damaged_checkpoints_are_said(tmp_path, damage):
     interrupt_in_third_epoch(tmp_path)
     damage(tmp_path / "last.ckpt")

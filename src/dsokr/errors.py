@@ -11,6 +11,8 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+CHECKED = ("dsokr", "numpy", "scipy", "torch")  # packages whose classes a value is checked to be of
+
 
 class DSOKRError(Exception):
     """Base of every exception that this package raises on purpose."""
@@ -79,6 +81,17 @@ def check_fields(owner: Any, **intervals: str | int) -> None:
             raise InputError(f"{type(owner).__name__}.{field.name} must be {expected}. Got {value!r:.80}.")
 
 
+def check_types(owner: Any) -> None:
+    """Check what was read from a file, and the parts within it, against the annotations of their classes."""
+    for name, hints in _read_hints(type(owner)).items():  # type: ignore[arg-type] # every class is hashable
+        value = getattr(owner, name)
+        if not any(_fits(value, hint, interval="") for hint in hints):
+            raise ValueError(f"{type(owner).__name__}.{name} cannot be {value!r:.80}")
+        for part in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(part) or hasattr(part, "_fields"):
+                check_types(part)
+
+
 @cache
 def _read_hints(kind: type) -> dict[str, tuple[Any, ...]]:
     """The types that each field may have; all its literals are one type."""
@@ -98,16 +111,20 @@ def _fits(value: Any, hint: Any, interval: str) -> bool:
         return value in get_args(hint) and type(value) in map(type, get_args(hint))
     if origin is tuple and get_args(hint)[1:] == (...,):
         return isinstance(value, tuple | list) and all(_fits(item, get_args(hint)[0], interval) for item in value)
+    if origin in (list, dict):
+        items = value.values() if isinstance(value, dict) else value
+        return isinstance(value, origin) and all(_fits(item, get_args(hint)[-1], interval) for item in items)
     if hint in (int, float):
         is_number = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
-        return is_number and _is_inside(float(value), interval)
+        return is_number and (not interval or _is_inside(value, interval))
     if origin is Callable:
         return callable(value)
     return isinstance(value, hint) if _is_plain(hint) else True
 
 
 def _is_plain(hint: Any) -> bool:
-    return hint in (str, NoneType) or (isinstance(hint, type) and hint.__module__.startswith("dsokr."))
+    is_ours = isinstance(hint, type) and hint.__module__.partition(".")[0] in CHECKED
+    return hint in (str, NoneType) or (is_ours and not getattr(hint, "_is_protocol", False))
 
 
 def _is_inside(value: float, interval: str) -> bool:

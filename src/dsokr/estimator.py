@@ -18,7 +18,7 @@ from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.compute import resolve_device
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose_decoder
 from dsokr.decoders.pools import as_pools
-from dsokr.errors import InputError, check_k
+from dsokr.errors import InputError, check_k, check_types
 from dsokr.kernels import Kernel
 from dsokr.kernels.molecules import suit_texts
 from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, take, with_index_of
@@ -28,7 +28,7 @@ from dsokr.regressors.base import hold_out
 from dsokr.regressors.inputs import OF_INPUTS, Reader, check_groups, check_inputs, check_weights, identify_inputs
 from dsokr.regressors.stack import format_report
 from dsokr.rules import score
-from dsokr.saving import MadeOfParts, explain_damage, pack, read_model, read_part, unpack, write_model, write_part
+from dsokr.saving import MadeOfParts, pack, read_part, restore_model, unpack, write_model, write_part
 from dsokr.selection import Judge, choose_sketch
 from dsokr.sketches import SketchSpec
 
@@ -289,16 +289,14 @@ class DSOKR(MadeOfParts):
         ``parts`` brings what could not be written down: ``regressor=...`` or ``kernel=...`` of one's own. Other
         functions of one's own (a loss, a metric) come back as the defaults: predictions do not need them.
         """
-        config, tensors = read_model(Path(folder))
         unknown = set(parts) - set(PARTS)
         if unknown:
             raise InputError(f"DSOKR.load takes {', '.join(PARTS)}. Got {sorted(unknown)[0]!r}.")
-        with explain_damage(folder):
-            return cls._restore(Path(folder), config, tensors, device, parts)
+        return restore_model(Path(folder), lambda *read: cls._restore(Path(folder), device, parts, *read))
 
     @classmethod
     def _restore(
-        cls, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], device: str, given: dict[str, Any]
+        cls, folder: Path, device: str, given: dict[str, Any], config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> DSOKR:
         parts = {
             name: given[name] if name in given else read_part(name, config["parts"][name], *modules)
@@ -307,9 +305,11 @@ class DSOKR(MadeOfParts):
         model, where = cls(**parts, **config["parameters"], device=device), resolve_device(device)
         names = ("anchors", "weights", "projection", "known", "seen", "regressor")
         *basis, known, model.seen_, state = (unpack(config[name], name, tensors) for name in names)
-        if count(basis[0]) != (basis[2] if basis[1] is None else basis[1]).shape[1]:
-            raise ValueError("the anchors do not fit the projection")
-        model.basis_, form = SketchedBasis(model.kernel, *basis).to(where), Form.from_json(config["form"])
+        known, form = canonical(known)[0], Form.from_json(config["form"])
+        has_form = count(replace(form, frame=None).restore(take(known, slice(1)))) == 1
+        if not has_form or count(basis[0]) != (basis[2] if basis[1] is None else basis[1]).shape[1]:
+            raise ValueError("the anchors do not fit the projection, or the outputs their form")
+        model.basis_ = SketchedBasis(model.kernel, canonical(basis[0])[0], *basis[1:]).to(where)
         model.known_ = EmbeddedOutputs(model.basis_, known, form=form)
         model.decoder_ = model.decoder.alternatives()[0]
         if isinstance(model.decoder, Candidates) and config["own_candidates"]:
@@ -322,8 +322,11 @@ class DSOKR(MadeOfParts):
         model.parts_ = {name: getattr(model, name) for name in PARTS} | {"regressor": regressor}
         model.regressor_ = regressor.restore(state, folder / "network", model.basis_.dim, where)
         model.history_ = regressors.History(**config["history"])
-        for name, value in config["inputs"].items():
-            setattr(model, name, np.array(value, dtype=object) if isinstance(value, list) else value)
+        for part in (model.basis_, form, model.reader_, model.history_, model.regressor_):
+            check_types(part)
+        for name in set(config["inputs"]) & set(OF_INPUTS):
+            value = config["inputs"][name]
+            setattr(model, name, np.array(value, dtype=object) if isinstance(value, list) else int(value))
         return model
 
     def __sklearn_tags__(self) -> Tags:

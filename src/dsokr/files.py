@@ -1,27 +1,40 @@
-"""Files that appear whole or not at all, one writer at a time, checksums of files and fingerprints of values."""
+"""Files that appear whole or not at all, one writer at a time, checksums of files, and fingerprints of values."""
 
+import ctypes
+import glob
 import hashlib
 import json
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from secrets import token_hex
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from dsokr.errors import InputError
+from dsokr.errors import DSOKRError, InputError, ModelFolderError
+
+T = TypeVar("T")
 
 LOCK = ".lock"  # a file in a folder that is being written
+DRAFT, OLD = ".part-", ".old-"  # how names of drafts begin, and of folders on their way out
+STALE = 3600.0  # seconds after which a draft that nobody has touched is left over from a crash
 BLOCK = 2**22  # numbers hashed at once
+SUMMED = 2**22  # bytes for every checksum of a large file
+ZEROS = b"0" * 64  # in place of the checksum that a file has of itself
+SEAL = re.compile(rb'"sealed": ?"([0-9a-f]{64})"')
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux
 
 
 def check_place(path: Path) -> None:
@@ -35,14 +48,18 @@ def check_place(path: Path) -> None:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Yield a draft beside ``path`` that takes its place at the end of the block; on an error the old file stays."""
-    draft = path.with_name(f".part-{path.name}")
+    """Yield a draft beside ``path`` that takes its place at the end of the block; on an error the old file stays.
+
+    If ``path`` is a symbolic link, the file that it names is replaced.
+    """
+    place = path.resolve()
+    draft = _name_beside(place, DRAFT)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         yield draft
         sync(draft)
-        os.replace(draft, path)
-        sync(path.parent)
+        os.replace(draft, place)
+        sync(place.parent)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:
@@ -54,30 +71,133 @@ def replace_file(path: Path) -> Iterator[Path]:
 def replace_folder(folder: Path) -> Iterator[Path]:
     """Yield a draft folder that takes the place of ``folder`` at the end of the block; on an error the old one stays.
 
-    A crash between the two renames leaves the old folder beside it, under a name that ends in -old.
+    On Linux there is a whole folder at this place at every moment. Elsewhere a crash between two renames leaves the old
+    one beside it, and the next call puts it back. If ``folder`` is a symbolic link, what it names is replaced.
     """
+    folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    for old in folder.parent.glob(f"{OLD}*-{glob.escape(folder.name)}"):
+        if not folder.exists():
+            os.replace(old, folder)
+    draft = _name_beside(folder, DRAFT)
     try:
-        draft.chmod(0o755)  # mkdtemp makes private folders
+        draft.mkdir(mode=0o755)
         yield draft
         for file in draft.rglob("*"):
             file.chmod(0o755 if file.is_dir() else 0o644)  # safetensors writes private files
             sync(file)
-        old = draft.with_name(f"{draft.name}-old")
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(draft, folder)
-        shutil.rmtree(old, ignore_errors=True)
+        sync(draft)
+        _exchange(draft, folder)
         sync(folder.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, whole or not at all."""
+def _name_beside(path: Path, begin: str) -> Path:
+    """Return a name beside ``path`` that no other writer has, and remove drafts that are left over from crashes."""
+    for draft in path.parent.glob(f"{DRAFT}*-{glob.escape(path.name)}"):
+        with suppress(OSError):
+            if time.time() - draft.lstat().st_mtime > STALE:
+                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+    return path.with_name(f"{begin}{token_hex(4)}-{path.name}")
+
+
+def _exchange(draft: Path, folder: Path) -> None:
+    """Let a draft and the folder, if it exists, change places; where the system cannot, move one after the other."""
+    if folder.exists() and sys.platform == "linux":
+        libc, names = ctypes.CDLL(None, use_errno=True), (os.fsencode(draft), os.fsencode(folder))
+        if hasattr(libc, "renameat2") and not libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE):
+            return
+    old = _name_beside(folder, OLD)
+    if folder.exists():
+        os.replace(folder, old)
+    try:
+        os.replace(draft, folder)
+    except BaseException:
+        if old.exists():
+            os.replace(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_whole(folder: Path, read: Callable[[], T]) -> T:
+    """Call a function that reads the files of a folder; again if a writer has replaced the folder meanwhile."""
+    while True:
+        before = _identify(folder)
+        try:
+            found = read()
+        except (DSOKRError, OSError):
+            if _identify(folder) == before:
+                raise
+        else:
+            if _identify(folder) == before:
+                return found
+
+
+def _identify(folder: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        facts = folder.stat()
+        return facts.st_dev, facts.st_ino
+    return None
+
+
+def write_json(path: Path, value: Any, *, sealed: bool = False) -> None:
+    """Write a JSON file, whole or not at all. A sealed one holds its own checksum."""
     with replace_file(path) as draft:
+        value = {"sealed": ZEROS.decode(), **value} if sealed else value
         draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if sealed:
+            seal(draft)
+
+
+def seal(path: Path) -> None:
+    """Put the SHA-256 of a file into the file, in place of the zeros in its field "sealed"."""
+    data = path.read_bytes()
+    path.write_bytes(data.replace(ZEROS, hashlib.sha256(data).hexdigest().encode(), 1))
+
+
+def read_sealed(path: Path) -> bytes:
+    """Read a file that was sealed, and check it."""
+    data = path.read_bytes()
+    if not is_sealed(data):
+        raise ModelFolderError(f"{path} is damaged or incomplete: its checksum is wrong.")
+    return data
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether the contents of a file are those that were sealed."""
+    found = SEAL.search(data)
+    return found is not None and found[1].decode() == hashlib.sha256(data.replace(found[1], ZEROS, 1)).hexdigest()
+
+
+class BlockSums:
+    """CRC-32 of every 4 MiB of a file that grows: kept as text, so that a build can resume."""
+
+    def __init__(self, text: str = "", size: int = 0):
+        self.sums, self.size = [int(word, 16) for word in text.split()], size
+
+    def __str__(self) -> str:
+        return " ".join(f"{crc:08x}" for crc in self.sums)
+
+    def add(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while len(rest):
+            room = SUMMED - self.size % SUMMED
+            if room == SUMMED:
+                self.sums.append(0)
+            self.sums[-1] = zlib.crc32(rest[:room], self.sums[-1])
+            self.size += len(rest[:room])
+            rest = rest[room:]
+
+
+def sum_file(path: Path, size: int | None = None) -> str:
+    """The checksums of a file, or of its first bytes."""
+    sums, left = BlockSums(), path.stat().st_size if size is None else size
+    with path.open("rb") as file:
+        while left and (data := file.read(min(left, SUMMED))):
+            sums.add(data)
+            left -= len(data)
+    return str(sums)
 
 
 def sync(path: Path) -> None:
@@ -111,8 +231,11 @@ def lock_folder(folder: Path, command: str) -> Iterator[None]:
     try:
         yield
     finally:
-        (folder / LOCK).unlink(missing_ok=True)
-        lock.release()
+        try:
+            with suppress(OSError):  # gone with the folder
+                (folder / LOCK).unlink()
+        finally:
+            lock.release()
         with suppress(OSError):  # not empty
             folder.rmdir()
 

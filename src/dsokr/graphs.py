@@ -106,6 +106,18 @@ class GraphBatch:
             raise InputError(what) from error
         return GraphBatch.from_edges(nodes, labels, edges, ends)
 
+    def checked(self) -> GraphBatch:
+        """Return the batch, which may come from a file, if its parts fit together; compiled code trusts them."""
+        for starts, end in ((self.offsets, len(self.labels)), (self.indptr, len(self.neighbors))):
+            if not (len(starts) and starts[0] == 0 and starts[-1] == end and (np.diff(starts) >= 0).all()):
+                raise ValueError("the parts of a batch of graphs do not fit together")
+        graph = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))  # of every node
+        node = np.repeat(np.arange(len(self.labels)), np.diff(self.indptr))
+        inside = ((self.neighbors >= 0) & (self.neighbors < len(graph))).all() and len(self.indptr) == len(graph) + 1
+        if not inside or len(self.edge_labels) != len(node) or (graph[self.neighbors] != graph[node]).any():
+            raise ValueError("the parts of a batch of graphs do not fit together")
+        return self
+
     @staticmethod
     def from_edges(nodes: np.ndarray, labels: np.ndarray, edges: np.ndarray, ends: np.ndarray) -> GraphBatch:
         """Build a batch from the numbers of nodes and edges of each graph, node labels, and edges (i, j, label).

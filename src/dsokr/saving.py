@@ -8,8 +8,8 @@ package can be named in one, with literals and each other as arguments.
 import ast
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -17,23 +17,27 @@ from typing import Any, Self
 import numpy as np
 import scipy.sparse as sp
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from dsokr import __version__
 from dsokr.errors import DSOKRError, InputError, ModelFolderError
-from dsokr.files import checksum, replace_folder, write_json
+from dsokr.files import DRAFT, T, checksum, read_sealed, read_whole, replace_folder, write_json
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.outputs import Form, ViewBatch, canonical
 
-FORMAT = 3  # of the folder
+FORMAT = 4  # of the folder
 FILES = {
     *("config.json", "model.safetensors", "README.md", "network"),
     "conformal.safetensors",
     *("task.json", "candidates.csv", "report.html", "skipped.csv"),  # beside a model made by `dsokr fit`
 }
+TYPES: dict[str, type] = {"own_candidates": bool, "pairs": int, "missed": float}  # in config.json
+TYPES |= dict.fromkeys(("sha256", "parts", "parameters", "form", "history", "reader", "inputs"), dict)
+FOR_PEOPLE = ("README.md", "report.html", "skipped.csv")  # not read with a model, so that they may be edited
+SEALED = ("config.json", "conformal.safetensors")  # which hold their own checksums
 CSR = ("data", "indices", "indptr")
 LONGEST = 4_000_000  # characters of an expression
 FORGOTTEN = ("loss", "monitor", "logger", "trainer", "training", "estimator")  # fields that predictions do not need
@@ -256,9 +260,11 @@ def unpack(packed: Any, name: str, tensors: Tensors) -> Any:
         case "dict":
             return parts
         case "sparse":
-            return sp.csr_array(tuple(map(parts.get, CSR)), shape=(len(parts["indptr"]) - 1, parts["columns"]))
+            rows = sp.csr_array(tuple(map(parts.get, CSR)), shape=(len(parts["indptr"]) - 1, parts["columns"]))
+            rows.check_format(full_check=True)  # compiled code trusts the indices
+            return rows
         case "graph batch":
-            return GraphBatch(**parts)
+            return GraphBatch(**parts).checked()
         case "view batch":
             return ViewBatch(*parts.values())
         case "graphs":
@@ -271,37 +277,20 @@ def unpack(packed: Any, name: str, tensors: Tensors) -> Any:
             return json.loads(parts["text"].tobytes())
 
 
-def write_values(path: Path, values: dict[str, Any]) -> None:
-    """Write a nested value, as :func:`pack` takes it, to a file of its own."""
-    tensors: Tensors = {}
-    text = json.dumps(pack(values, "values", tensors))
-    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, str(path), {"json": text})
+def restore_model(folder: Path, restore: Callable[[dict[str, Any], Tensors], T]) -> T:
+    """Make a model of its saved configuration and tensors. Errors about these become a sentence about the folder."""
 
+    def read() -> T:
+        config, tensors = read_model(folder)
+        try:
+            return restore(config, tensors)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+            if isinstance(error, DSOKRError) or "out of memory" in str(error):
+                raise
+            what = f"{folder} is damaged, or was given parts it was not saved with"
+            raise ModelFolderError(f"{what} ({type(error).__name__}: {error}).") from error
 
-def read_values(path: Path) -> dict[str, Any]:
-    """Read what :func:`write_values` wrote."""
-    try:
-        with safe_open(str(path), "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 # no dictionary
-            return unpack(json.loads(file.metadata()["json"]), "values", tensors)
-    except FileNotFoundError:
-        raise ModelFolderError(f"{path} does not exist: the model was not calibrated.") from None
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise ModelFolderError(f"{path} is damaged: {error}.") from error
-
-
-@contextmanager
-def explain_damage(folder: str | Path) -> Iterator[None]:
-    """Within a block that restores a model, turn errors about its contents into a sentence about its folder."""
-    try:
-        yield
-    except DSOKRError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "state_dict" not in str(error):
-            raise  # out of memory, say
-        what = f"{type(error).__name__}: {error}"
-        raise ModelFolderError(f"{folder} is damaged, or was given parts it was not saved with ({what}).") from error
+    return read_whole(folder, read)
 
 
 def write_model(
@@ -316,10 +305,17 @@ def write_model(
     with replace_folder(folder) as draft:
         weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         save_file(weights, str(draft / "model.safetensors"))
-        head = {"format": FORMAT, "dsokr": __version__, "sha256": checksum(draft / "model.safetensors")}
-        write_json(draft / "config.json", head | config)
         (draft / "README.md").write_text(_write_card(config["parts"], facts), encoding="utf-8")
         write_further(draft)
+        sums = {name: checksum(draft / name) for name in _list_files(draft)}
+        head = {"format": FORMAT, "dsokr": __version__, "sha256": sums}
+        write_json(draft / "config.json", head | config, sealed=True)
+
+
+def _list_files(folder: Path) -> list[str]:
+    """The files of a model that its configuration has checksums of, by their paths in the folder."""
+    found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir())
+    return [name for name in found if name not in SEALED and name.partition("/")[0] in FILES]
 
 
 def _write_card(parts: dict[str, dict[str, str]], facts: dict[str, Any]) -> str:
@@ -343,7 +339,7 @@ model.predict(X)
 def is_replaceable(folder: Path) -> bool:
     """Whether a folder is empty, or holds a saved model and nothing else."""
     with suppress(NotADirectoryError, FileNotFoundError, ModelFolderError):
-        names = {path.name for path in folder.iterdir()}
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(DRAFT)}
         return not names or (names <= FILES and bool(_read_config(folder)))
     return False
 
@@ -352,12 +348,23 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return {name: config[name] for name in ("format", "dsokr", "sha256")} | config
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ModelFolderError(f"{folder / 'config.json'} is damaged: {error}.") from error
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:
-    """Read the configuration and the tensors of a saved model, and check them."""
+    """Read the configuration and the tensors of a saved model, and check every file that loading reads."""
+    config = check_model(folder, FOR_PEOPLE)
+    try:
+        tensors = load_file(str(folder / "model.safetensors"))
+    except SafetensorError as error:
+        raise ModelFolderError(f"{folder / 'model.safetensors'} is damaged: {error}.") from error
+    # aligned in memory as before saving, so that products are bit-identical
+    return config, {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def check_model(folder: Path, unchecked: Iterable[str] = ()) -> dict[str, Any]:
+    """Check the files of a saved model against their checksums, and return its configuration."""
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise ModelFolderError(f"{folder} is not a saved model: {name} is missing.")
@@ -366,8 +373,15 @@ def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:
         raise ModelFolderError(
             f"{folder} was saved by dsokr {config['dsokr']} in another format: install that version, or train it again."
         )
-    if config["sha256"] != checksum(folder / "model.safetensors"):
-        raise ModelFolderError(f"{folder / 'model.safetensors'} is damaged or incomplete: its checksum is wrong.")
-    tensors = load_file(str(folder / "model.safetensors"))
-    # aligned in memory as before saving, so that products are bit-identical
-    return config, {name: tensor.clone() for name, tensor in tensors.items()}
+    for name in SEALED:
+        if (folder / name).is_file():
+            read_sealed(folder / name)
+    for name, kind in TYPES.items():
+        if type(config.get(name)) is not kind:
+            raise ModelFolderError(f"{folder / 'config.json'} is damaged: its {name} is {config.get(name)!r:.80}.")
+    for name in sorted({*_list_files(folder), *config["sha256"]}.difference(unchecked)):
+        if not (folder / name).is_file():
+            raise ModelFolderError(f"{folder} is incomplete: {name} is missing.")
+        if config["sha256"].get(name) != checksum(folder / name):
+            raise ModelFolderError(f"{folder / name} is damaged or incomplete: its checksum is wrong.")
+    return config

@@ -4,6 +4,7 @@ import inspect
 import json
 import platform
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import Distribution, requires, version
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -28,17 +30,29 @@ UsageError: Any = typer.BadParameter.__bases__[0]  # which newer versions of typ
 
 
 class Commands(TyperGroup):
-    """Prints an expected error as one sentence, with exit code 1, and what to do after Ctrl-C, with 130."""
+    """Prints an expected error as one sentence, with exit code 1, and what to do after Ctrl-C (130) or SIGTERM."""
 
     def invoke(self, ctx: Any) -> Any:
+        stopped: list[int] = []
+
+        def stop(number: int, _: Any) -> None:
+            stopped.append(number)
+            raise KeyboardInterrupt
+
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGTERM, stop)
         try:
-            return super().invoke(ctx)
+            done = super().invoke(ctx)
+            if stopped:  # after the server has stopped
+                raise typer.Exit(128 + stopped[0])
+            return done
         except BrokenPipeError:
             raise  # the reader closed the pipe; exit quietly
         except (DSOKRError, KeyboardInterrupt) as error:
             text = str(error).replace("Training.learning_rate", "--learning-rate") or "interrupted"
             print(f"dsokr: {text}", file=sys.stderr)
-            raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from error
+            code = 128 + (stopped or [signal.SIGINT])[0]
+            raise typer.Exit(code if isinstance(error, KeyboardInterrupt) else 1) from error
         except UsageError as error:
             print(f"dsokr: {error.format_message()}", file=sys.stderr)
             raise typer.Exit(2) from error
@@ -123,6 +137,23 @@ def serve(
         reason = partial(explain_answer, predictor)
         served = create_app(predictor, open_index(predictor, index, describe=True), limits, examples, hosts, reason)
         run(served, host, port, say=say)
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="Folder of a model, or of an index of `dsokr embed`.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Check every file of a model or an index against its checksum; exit with 1 and the name of a damaged one."""
+    from dsokr.index.candidates import HEAD, Head
+    from dsokr.saving import check_model
+
+    if (folder / HEAD).is_file():
+        count = Head.read_from(folder).verify(folder)
+    else:
+        count = len(check_model(folder)["sha256"]) + 1
+    facts = {"folder": str(folder), "files": count}
+    _print(as_json, options.Result(facts, [f"All {count} files of {folder} are as they were written."]))
 
 
 @app.command()

@@ -29,7 +29,7 @@ from dsokr.conformal import FILE, Conformal
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
 from dsokr.errors import InputError, ModelFolderError, check_k
 from dsokr.estimator import DSOKR, REPEATED
-from dsokr.files import write_json
+from dsokr.files import read_whole, write_json
 from dsokr.graphs import Graph
 from dsokr.kernels import Kernel
 from dsokr.outputs import as_outputs, canonical, concatenate, count, distinct, positions, take
@@ -233,6 +233,10 @@ class Predictor:
         if not (folder / "task.json").is_file():
             hint = " DSOKR.load reads it in Python." if (folder / "config.json").exists() else ""
             raise ModelFolderError(f"{folder} is not a model made by `dsokr fit`: task.json is missing.{hint}")
+        return read_whole(folder, lambda: cls._read(folder, device))
+
+    @classmethod
+    def _read(cls, folder: Path, device: str) -> Predictor:
         model = DSOKR.load(folder, device=device)
         try:
             task = json.loads((folder / "task.json").read_text(encoding="utf-8"))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dsokr.conformal.calibration import Calibration, Coverage
 from dsokr.decoders import Candidates, EmbeddedOutputs
-from dsokr.errors import InputError
+from dsokr.errors import InputError, ModelFolderError, check_types
 from dsokr.estimator import DSOKR
+from dsokr.files import ZEROS, read_sealed, seal
 from dsokr.graphs import GraphBatch
 from dsokr.outputs import Outputs, as_outputs, count, keys, take
 from dsokr.regressors.inputs import identify_inputs
 from dsokr.rules import score_pairs
-from dsokr.saving import read_values, write_values
+from dsokr.saving import Tensors, pack, unpack
 
 FILE = "conformal.safetensors"
 LISTED, SEARCHED = 1000, 50  # best outputs of an input that A(x) sums over: of a list, and of a search
@@ -157,8 +161,12 @@ class Conformal:
         """Read what :meth:`save` wrote; ``model`` is the one in the folder, if already loaded."""
         made = cls(DSOKR.load(folder, device=device) if model is None else model)
         state = read_values(Path(folder) / FILE)
-        made.pairs_ = state.pop("pairs")
-        made.calibration_ = Calibration.restore(state)
+        try:
+            made.pairs_ = dict(state.pop("pairs"))
+            made.calibration_ = Calibration.restore(state)
+            check_types(made.calibration_)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ModelFolderError(f"{Path(folder) / FILE} is damaged: {error}.") from error
         return made
 
     def calibrate_for(self, scores: Tensor) -> Calibration:  # (n, k)
@@ -228,3 +236,24 @@ class Conformal:
         else:
             first = (next(keys(take(outputs, slice(1)))) for outputs in best.outputs)
         return torch.tensor([a == b for a, b in zip(first, keys(Y), strict=True)], dtype=torch.bool)
+
+
+def write_values(path: Path, values: dict[str, Any]) -> None:
+    """Write a nested value, as :func:`pack` takes it, to a file of its own."""
+    tensors: Tensors = {}
+    facts = {"json": json.dumps(pack(values, "values", tensors)), "sealed": ZEROS.decode()}
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, str(path), facts)
+    seal(path)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Read what :func:`write_values` wrote."""
+    if not path.exists():
+        raise ModelFolderError(f"{path} does not exist: the model was not calibrated.")
+    read_sealed(path)
+    try:
+        with safe_open(str(path), "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 # no dictionary
+            return unpack(json.loads(file.metadata()["json"]), "values", tensors)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ModelFolderError(f"{path} is damaged: {error}.") from error

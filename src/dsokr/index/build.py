@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import InputError, check_fields
-from dsokr.files import check_place, lock_folder, replace_file
+from dsokr.files import DRAFT, BlockSums, check_place, lock_folder, replace_file, sum_file
 from dsokr.index.candidates import FILES, HEAD, Arrays, CandidateIndex, Head, faiss_file, import_faiss, map_arrays
 from dsokr.index.columns import as_hashes, as_numbers
 from dsokr.rules import Rule, as_points
@@ -101,6 +101,8 @@ def build(
         import_faiss()  # better missed now than after an hour
     check_place(folder / HEAD)
     with lock_folder(folder, "dsokr embed"):
+        for left in folder.glob(f"{DRAFT}*"):
+            left.unlink()  # over from a crash
         head = _find_head(folder, Head(model, dim, options.dtype, source, columns=list(columns)), restart)
         if options.sort_by is not None and options.sort_by not in head.columns:
             there = ", ".join(head.columns) or "none"
@@ -162,6 +164,7 @@ class Writer:
         self.folder, self.head, self.last_commit = folder, head, time.monotonic()
         head.write(folder)
         self.files = {name: stack.enter_context(_open_at(folder, name, head)) for name in FILES}
+        self.sums = {name: BlockSums(head.sums.get(name, ""), head.sizes.get(name, 0)) for name in FILES}
         stack.callback(self.commit)
 
     def add(self, block: Block) -> None:
@@ -174,8 +177,9 @@ class Writer:
         arrays = (part.numpy().tobytes() for part in (rows, diag, rows.double().square().sum(dim=1)))
         tables = (np.array([read(column) for column in cells]).T.tobytes() for read in (as_numbers, as_hashes))
         written = *arrays, b"".join(lines), ends.tobytes(), *tables, skipped
-        for file, part in zip(self.files.values(), written, strict=True):
+        for (name, file), part in zip(self.files.items(), written, strict=True):
             file.write(part)
+            self.sums[name].add(part)
         self.head = replace(
             self.head,
             count=self.head.count + len(rows),
@@ -205,6 +209,10 @@ class Writer:
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
+        sizes = self.head.sizes  # less than was written, if a write failed
+        sums = {name: str(made) for name, made in self.sums.items() if made.size == sizes.get(name, 0)}
+        sums |= {name: sum_file(self.folder / name, sizes.get(name, 0)) for name in FILES if name not in sums}
+        self.head = replace(self.head, sums=sums)
         self.head.write(self.folder)
         self.last_commit = time.monotonic()
 
@@ -221,17 +229,21 @@ def _open_at(folder: Path, name: str, head: Head) -> BinaryIO:
 
 def sort_index(folder: Path, head: Head, column: str) -> Head:
     """Write all files anew in the order of a column, under another prefix, and let the head name these."""
-    new = replace(head, sorted_by=column, prefix=f"by{head.columns.index(column)}.")
+    new, sums = replace(head, sorted_by=column, prefix=f"by{head.columns.index(column)}."), {}
     order = np.argsort(map_arrays(folder, head).columns.numbers(column), kind="stable")
     with ExitStack() as stack:
         for name in FILES:
             file = stack.enter_context(new.path(folder, name).open("wb"))
-            file.writelines(_reorder(folder, head, name, order))
+            sums[name] = BlockSums()
+            for part in _reorder(folder, head, name, order):
+                file.write(part)
+                sums[name].add(part)
             file.flush()
             os.fsync(file.fileno())
+    new = replace(new, sums={name: str(made) for name, made in sums.items()})
+    new.write(folder)
     for old in folder.glob("*.faiss"):
         old.unlink()  # it knows candidates by their old positions
-    new.write(folder)
     for name in FILES:
         head.path(folder, name).unlink()
     return new
@@ -261,12 +273,14 @@ def _write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> N
     file, new = faiss_file(folder, kind, rule), head
     if kind == "exact":
         new = replace(head, kind="exact", rule=None, effort=0, recall=None)
-    elif (kind, rule) != (head.kind, head.rule) or not file.exists():
+    elif (kind, rule) != (head.kind, head.rule) or file.name not in head.sums or not file.exists():
         arrays = map_arrays(folder, head)
         made = build_faiss(arrays, kind, rule, say)
         new = _choose_effort(CandidateIndex(replace(head, kind=kind, rule=rule), arrays, made), options.recall, say)
         with replace_file(file) as draft:
             import_faiss().write_index(made, str(draft))
+        new = replace(new, sums=head.sums | {file.name: sum_file(file)})
+    new = replace(new, sums={name: sums for name, sums in new.sums.items() if name in (*FILES, file.name)})
     if new != head:
         new.write(folder)
         if head.rule:

@@ -23,7 +23,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,13 +33,14 @@ from torch.nn import functional as F
 from dsokr import files
 from dsokr.decoders.pools import Coordinates, top_of_pools
 from dsokr.decoders.scan import QUERIES, Ranking, Scan, multiply_pairs
-from dsokr.errors import InputError, ModelFolderError, check_k, import_extra
+from dsokr.errors import InputError, ModelFolderError, check_k, check_types, import_extra
 from dsokr.index.columns import Columns, Condition
 from dsokr.rules import Rule, affine, as_queries, constant, largest
 
-FORMAT = 3  # of the folder
+FORMAT = 4  # of the folder
 HEAD = "index.json"
 FILES = ("psi.bin", "diag.bin", "squared.bin", "texts.jsonl", "ends.bin", "numbers.bin", "hashes.bin", "skipped.txt")
+CHECKED = 2**26  # bytes of an index up to which all its checksums are verified when it is opened
 LARGEST = 1e12  # coordinates above this are refused: no model predicts them
 SCORES = 2**20  # computed at once in an exact search,
 NUMBERS = 2**24  # from at most this many coordinates of candidates
@@ -53,17 +54,18 @@ class Head:
 
     model: str  # fingerprint of the basis
     dim: int
-    dtype: str = "float32"
+    dtype: Literal["float32", "float16"] = "float32"
     source: str = ""  # identifies the library, so that an interrupted build resumes with the same one
     count: int = 0  # candidates
     read: int = 0  # rows of the library
     skipped: int = 0  # rows left out
     sizes: dict[str, int] = field(default_factory=dict)  # bytes in every file
+    sums: dict[str, str] = field(default_factory=dict)  # their checksums, block by block
     columns: list[str] = field(default_factory=list)
     sorted_by: str = ""  # a column
     prefix: str = ""  # of the names of all files
     finished: bool = False
-    kind: str = "exact"
+    kind: Literal["exact", "hnsw", "ivfpq"] = "exact"
     rule: Rule | None = None  # the decoding rule that the FAISS index answers
     effort: int = 0  # its efSearch or nprobe
     recall: float | None = None  # its recall@10 against exact search
@@ -72,21 +74,52 @@ class Head:
         return folder / f"{self.prefix}{name}"
 
     def write(self, folder: Path) -> None:
-        files.write_json(folder / HEAD, {"format": FORMAT, **asdict(self)})
+        files.write_json(folder / HEAD, {"format": FORMAT, **asdict(self)}, sealed=True)
 
     @classmethod
     def read_from(cls, folder: Path) -> Head:
         try:
-            facts = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+            data = (folder / HEAD).read_bytes()
+            facts = json.loads(data)
             if facts.pop("format") == FORMAT:
-                return cls(**facts)
+                if not files.is_sealed(data):
+                    raise ValueError("its checksum is wrong")
+                del facts["sealed"]
+                return cls(**facts).checked()
         except FileNotFoundError:
             raise ModelFolderError(
                 f"{folder} is not an index: {HEAD} is missing. Build one with dsokr embed."
             ) from None
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, LookupError, TypeError, ValueError) as error:
             raise ModelFolderError(f"{folder / HEAD} is damaged ({error!r}). Embed the candidates again.") from error
         raise ModelFolderError(f"{folder} was built by another version of dsokr. Embed the candidates again.")
+
+    def checked(self) -> Head:
+        """Return the head, which comes from a file, if its parts fit together."""
+        check_types(self)
+        cells, width = 8 * len(self.columns), self.dim * (2 if self.dtype == "float16" else 4)
+        widths = {"psi.bin": width, "numbers.bin": cells, "hashes.bin": cells}
+        widths |= dict.fromkeys(("diag.bin", "squared.bin", "ends.bin"), 8)
+        wrong = [name for name in widths if self.sizes.get(name, 0) != self.count * widths[name]]
+        prefixes = ("", *(f"by{number}." for number in range(len(self.columns))))
+        if wrong or self.dim < 1 or self.prefix not in prefixes or set(self.sizes) - set(FILES):
+            raise ValueError("its parts do not fit together")
+        return self
+
+    def list_files(self, folder: Path) -> dict[Path, int | None]:
+        """All files that the head has checksums of, and how many of their bytes count; None: all."""
+        return {
+            self.path(folder, name) if name in FILES else folder / Path(name).name: self.sizes.get(name)
+            for name in self.sums
+        }
+
+    def verify(self, folder: Path) -> int:
+        """Check the checksums of all files, and return how many there are."""
+        for (path, size), expected in zip(self.list_files(folder).items(), self.sums.values(), strict=True):
+            if not path.is_file() or files.sum_file(path, size) != expected:
+                what = f"The index is damaged: the checksum of {path} is wrong."
+                raise ModelFolderError(f"{what} Build it again, with --restart.")
+        return len(self.sums) + 1
 
 
 class Arrays(NamedTuple):
@@ -132,7 +165,7 @@ def map_arrays(folder: Path, head: Head) -> Arrays:
 
 def _map(folder: Path, name: str, dtype: str, head: Head) -> np.ndarray:
     file = head.path(folder, name)
-    size, expected = file.stat().st_size if file.is_file() else 0, head.sizes[name]
+    size, expected = file.stat().st_size if file.is_file() else 0, head.sizes.get(name, 0)
     if size != expected:
         found = f"{size:,} of {expected:,} bytes"
         raise ModelFolderError(f"The index is damaged: {file} has {found}. Build it again, with --restart.")
@@ -158,14 +191,20 @@ class CandidateIndex:
 
     @classmethod
     def open(cls, folder: str | Path, model: str | None = None) -> CandidateIndex:
-        """Map a folder written by :func:`build`. ``model`` is the fingerprint of the basis that will search it."""
+        """Map a folder written by :func:`build`. ``model`` is the fingerprint of the basis that will search it.
+
+        Up to 64 MiB all checksums are verified; those of larger ones by ``dsokr verify``.
+        """
         folder = Path(folder)
         head = Head.read_from(folder)
         if not head.finished:
             raise ModelFolderError(f"The index {folder} is unfinished. Run the command that builds it again to resume.")
         if model is not None and head.model != model:
             raise InputError(f"{folder} was built for another model. Embed the candidates again with this one.")
-        return cls(head, map_arrays(folder, head), read_faiss(folder, head))
+        arrays = map_arrays(folder, head)
+        if sum(path.stat().st_size for path in head.list_files(folder) if path.exists()) <= CHECKED:
+            head.verify(folder)
+        return cls(head, arrays, read_faiss(folder, head))
 
     @classmethod
     def in_memory(
@@ -259,10 +298,11 @@ def faiss_file(folder: Path, kind: str, rule: Rule | None) -> Path:
 
 
 def read_faiss(folder: Path, head: Head) -> Any:
-    """Return the FAISS index that the head names, or None."""
-    if head.kind == "exact":
+    """Return the FAISS index that the head names, or None; after a sort was interrupted it is not built yet."""
+    file = faiss_file(folder, head.kind, head.rule)
+    if file.name not in head.sums:
         return None
-    file, faiss = faiss_file(folder, head.kind, head.rule), import_faiss()
+    faiss = import_faiss()
     try:
         return faiss.read_index(str(file))
     except RuntimeError as error:

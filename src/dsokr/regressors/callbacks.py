@@ -6,7 +6,6 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import lightning.pytorch as pl
@@ -47,10 +46,14 @@ class Recorder(Callback):
         if self.folder is None or not (file := self.folder / "last.ckpt").exists():
             return None
         try:
-            state = torch.load(file, map_location="cpu", weights_only=True)["callbacks"][self.state_key]
-        except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError) as error:
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+            state = saved["callbacks"][self.state_key]
+            is_other = state["fingerprint"] != self.fingerprint
+            if not state["is_finished"]:
+                _ = saved["loops"]["fit_loop"]  # without which Lightning would begin with the first epoch
+        except Exception as error:  # a damaged archive raises errors of many types
             raise TrainingError(f"{file} is damaged or incomplete. Delete it to start again.") from error
-        if state["fingerprint"] != self.fingerprint:
+        if is_other:
             raise TrainingError(
                 f"{file} is a checkpoint of another training: fit with the same data, parts and random_state, choose "
                 "another Training.folder, or delete it."

@@ -111,7 +111,10 @@ class Forest(Regressor):
         return forest.fit(_dense(X), goals, None if weights is None else weights.cpu().numpy())
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedForest:
-        return FittedForest(Trees(**state["trees"]), state["answers"], state["coordinates"].to(device))
+        trees = Trees(**state["trees"]).checked()
+        if state["answers"].shape != (len(trees.left), len(state["coordinates"])):
+            raise ValueError("the answers do not fit the trees")
+        return FittedForest(trees, state["answers"], state["coordinates"].to(device))
 
 
 class Trees(NamedTuple):
@@ -143,6 +146,16 @@ class Trees(NamedTuple):
             for name in ("feature", "threshold", "missing_go_to_left", "weighted_n_node_samples")
         )
         return Trees(root, left, right, feature.clip(min=0), threshold, missing, size)
+
+    def checked(self) -> Trees:
+        """Return the trees, which come from a file, if every child comes after its parent: paths then end."""
+        node = np.arange(len(self.left))
+        sides = all(len(part) == len(node) and ((part >= node) & (part < len(node))).all() for part in self[1:3])
+        if not sides or any(len(part) != len(node) for part in self[3:]) or (self.feature < 0).any():
+            raise ValueError("the nodes of the trees do not fit together")
+        if ((self.root < 0) | (self.root >= len(node))).any():
+            raise ValueError("the trees have no roots")
+        return self
 
     def pruned(self, min_split: int) -> Trees:
         """The same trees, where nodes of less than this weight are leaves."""

@@ -168,7 +168,7 @@ class Reader:
 
     @staticmethod
     def restore(state: dict[str, Any]) -> Reader:
-        return Reader(state["reads"], state["encoder"] and Encoder.restore(state["encoder"]))
+        return Reader(state["reads"], None if state["encoder"] is None else Encoder.restore(state["encoder"]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,11 +61,18 @@ class Neighbors(Regressor):
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedNeighbors:
         coordinates, weights = state["coordinates"].to(device), state["weights"].to(device)
+        if not 1 <= state["size"] <= len(coordinates):
+            raise ValueError(f"there are no {state['size']:.3g} neighbours")
         return FittedNeighbors(Scaler(**state["scaler"]), state["rows"], coordinates, weights, state["size"])
 
 
 class FittedNeighbors(Fitted):
     """The training inputs, searched by scikit-learn."""
+
+    scaler: Scaler
+    coordinates: Tensor
+    weights: Tensor
+    size: int
 
     def __init__(self, scaler: Scaler, rows: Any, coordinates: Tensor, weights: Tensor, size: int):
         self.scaler, self.rows, self.coordinates, self.weights, self.size = scaler, rows, coordinates, weights, size

@@ -38,6 +38,7 @@ from dsokr.regressors.networks.base import (
     apply_network,
     build_network,
     call_optional,
+    check_weights,
     prepare_inputs,
 )
 from dsokr.regressors.training import Training, train
@@ -122,8 +123,10 @@ class Neural(Regressor):
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedNetwork:
         factory = self.network
-        if folder.is_dir() and hasattr(factory, "from_files"):
+        if hasattr(factory, "from_files"):
             factory = factory.from_files(folder)
+        if type(self.network).__module__.startswith("dsokr."):  # its sizes come from a file
+            check_weights(factory, p, state["weights"])
         with seeded(0):  # the weights drawn here are replaced at once
             network = Standardized(factory(p), p)
         network.load_state_dict(state["weights"])

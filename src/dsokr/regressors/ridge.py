@@ -172,7 +172,8 @@ class KernelRidge(Regressor):
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedRidge:
         kernel = self.kernel or parse_expression(state["kernel"], kernels)
         scaler = None if state["scaler"] is None else Scaler(**state["scaler"])
-        anchors, dual, mean = to_device(state["anchors"], device), state["dual"].to(device), state["mean"].to(device)
+        anchors = to_device(as_outputs(state["anchors"], "anchors"), device)
+        dual, mean = state["dual"].to(device), state["mean"].to(device)
         return FittedRidge(scaler, kernel, anchors, dual, mean, state["regularization"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -14,15 +15,19 @@ import scipy.sparse as sp
 import torch
 from sklearn.base import clone, is_regressor
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
 from sklearn.multioutput import MultiOutputRegressor
+from sklearn.neighbors import BallTree, KDTree
+from sklearn.tree._tree import Tree
 from sklearn.utils import get_tags
 from torch import Tensor
 
-from dsokr.errors import InputError, ModelFolderError, check_fields, import_extra
+from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_fields, import_extra
 from dsokr.outputs import count
 from dsokr.regressors.base import Device, Fitted, Regressor, Score, State, Targets, Validation, leading_directions
 
 FILE = "regressor.skops"
+BinaryTree = BallTree | KDTree
 TRUSTED = {  # types of scikit-learn that are plain data, beside those that skops itself trusts
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
     "sklearn.gaussian_process.kernels.ConstantKernel",
@@ -131,15 +136,56 @@ def _teach(estimator: Any, method: Callable[..., Any], X: Any, goals: Tensor, we
 
 def _restore(state: State, folder: Path, device: Device) -> FittedScikit:
     load = import_extra("skops.io", "scikit")
-    unknown = set(load.get_untrusted_types(file=folder / FILE)) - TRUSTED
-    if unknown:
-        raise ModelFolderError(f"{folder / FILE} holds objects of the type {min(unknown)}, which are not loaded.")
-    turn = state.get("directions")
-    return FittedScikit(
-        load.load(folder / FILE, trusted=sorted(TRUSTED)),
-        state["mean"].to(device),
-        None if turn is None else turn.to(device),
-    )
+    try:
+        unknown = set(load.get_untrusted_types(file=folder / FILE)) - TRUSTED
+        if unknown:
+            raise ModelFolderError(f"{folder / FILE} holds objects of the type {min(unknown)}, which are not loaded.")
+        estimator, turn = load.load(folder / FILE, trusted=sorted(TRUSTED)), state.get("directions")
+        _check_indices(estimator, sys.maxsize)
+    except DSOKRError:
+        raise
+    except Exception as error:  # skops raises errors of many types
+        raise ModelFolderError(f"{folder / FILE} is damaged: {error!r:.200}.") from error
+    return FittedScikit(estimator, state["mean"].to(device), None if turn is None else turn.to(device))
+
+
+def _check_indices(part: Any, columns: int) -> None:
+    """Check the trees within what skops has read, for inputs of so many columns: compiled code trusts their indices."""
+    if isinstance(part, Tree):
+        if not part.node_count <= part.capacity:
+            raise ValueError("a tree has more nodes than there are")
+        nodes = part.__getstate__()["nodes"]
+        _check_nodes(nodes, "left_child", "right_child", nodes["left_child"] == -1, nodes["feature"], columns)
+    elif isinstance(part, TreePredictor):
+        nodes = part.nodes
+        _check_nodes(nodes, "left", "right", nodes["is_leaf"] > 0, nodes["feature_idx"], columns)
+        if (nodes["bitset_idx"][nodes["is_categorical"] > 0] >= len(part.raw_left_cat_bitsets)).any():
+            raise ValueError("a tree has no such categories")
+    elif isinstance(part, BinaryTree):
+        _check_ranges(*part.__getstate__()[:7])
+    elif isinstance(part, list | tuple | dict) or (isinstance(part, np.ndarray) and part.dtype == object):
+        for item in part.values() if isinstance(part, dict) else part:
+            _check_indices(item, columns)
+    elif hasattr(part, "__dict__"):
+        _check_indices(vars(part), min(columns, getattr(part, "n_features_in_", columns)))
+
+
+def _check_nodes(nodes: Any, left: str, right: str, is_leaf: Any, feature: Any, columns: int) -> None:
+    place = np.arange(len(nodes))
+    inside = is_leaf | ((feature >= 0) & (feature < columns))
+    for side in (left, right):
+        inside &= is_leaf | ((nodes[side] > place) & (nodes[side] < len(nodes)))
+    if not inside.all():
+        raise ValueError("the nodes of a tree do not fit together")
+
+
+def _check_ranges(data: Any, order: Any, nodes: Any, bounds: Any, leaf_size: int, levels: int, n_nodes: int) -> None:
+    """The same for the trees of nearest neighbours, where the children of node i are 2i + 1 and 2i + 2."""
+    n, starts, ends = len(data), nodes["idx_start"], nodes["idx_end"]
+    shapes = len(nodes) == n_nodes == 2**levels - 1 == bounds.shape[1] and len(order) == n
+    inside = ((order >= 0) & (order < n)).all() and ((starts >= 0) & (starts <= ends) & (ends <= n)).all()
+    if not (shapes and inside and (nodes["is_leaf"][n_nodes // 2 :] != 0).all() and bounds.shape[2] == data.shape[1]):
+        raise ValueError("the nodes of a tree do not fit together")
 
 
 def _suit(X: Any, estimator: Any) -> Any:

@@ -29,6 +29,8 @@ from dsokr.regressors.base import (
 from dsokr.regressors.inputs import Inputs
 from dsokr.saving import shorten
 
+LARGEST = 1e6  # weight of a member: a saved one beyond this is no weight
+
 
 @dataclass(frozen=True)
 class Stack(Regressor):
@@ -124,6 +126,8 @@ class Stack(Regressor):
             member = self.members[int(number)]
             fitted = member.restore(saved["state"], folder / number, p, device)
             kept.append(Member(int(number), member.reads, fitted, saved["weight"]))
+        if not all(abs(number) <= LARGEST for number in (state["contrast"], *(member.weight for member in kept))):
+            raise ValueError("the weights of the members are too large")
         return FittedStack(tuple(kept), state["mean"].to(device), state["contrast"], (), state["tried"])
 
 

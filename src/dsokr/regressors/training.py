@@ -148,6 +148,10 @@ def _run(trainer: pl.Trainer, module: _Regression, checkpoint: Path | None) -> N
     handler = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+    except Exception as error:
+        if checkpoint is None or module.has_started:
+            raise
+        raise TrainingError(f"{checkpoint} is damaged or incomplete. Delete it to start again.") from error
     except (SystemExit, KeyboardInterrupt) as stop:
         remedy = "Set Training.folder to be able to resume."
         if module.options.folder is not None:
@@ -218,6 +222,7 @@ class _Regression(pl.LightningModule):
         self.data = data  # to train on and, perhaps, to validate on
         lengths = call_optional(network, "lengths", data[0].tensors[0])
         self.lengths = None if lengths is None else lengths.cpu()
+        self.has_started = False
         self._losses: list[tuple[Tensor, int]] = []  # of a batch, and its number of rows
         self._validated: list[tuple[Tensor, Tensor]] = []  # the loss of a batch, and its coordinates
 
@@ -233,6 +238,9 @@ class _Regression(pl.LightningModule):
         self.loss, self._batch_loss, self._whole_batch_loss = loss, batch_loss, batch_loss
         if mode:
             self._whole_batch_loss = torch.compile(batch_loss, mode=None if mode is True else mode, dynamic=False)
+
+    def on_train_start(self) -> None:
+        self.has_started = True  # a checkpoint has been read
 
     def train_dataloader(self) -> SlicedBatches:
         share = len(self.data[0]) // self.trainer.world_size

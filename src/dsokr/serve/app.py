@@ -45,7 +45,6 @@ from dsokr.serve.batches import Batches, Busy
 PAGE = Path(__file__).parent / "page"
 LONGEST_SMILES = 400
 GRACE_SECONDS = 10  # for requests under way when the server is stopped
-CONNECTIONS = 1000
 SWITCH_SECONDS = 2e-4  # between the threads for searching and for HTTP; Python's default of 5 ms is long here
 LOCAL_HOSTS = ["localhost", "[::1]", *(f"*.{n}" for n in range(256))]  # IPv4; no domain name ends in a number
 HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9a-fA-F:]+]?")  # a name, a pattern of names or an IPv6 address
@@ -241,7 +240,11 @@ class Guard:
             await send(message)
 
         is_http = scope["type"] == "http"
-        await self.app(scope, self._limit(scope, receive) if is_http else receive, send_with_headers)
+        if is_http and {"content-length", "transfer-encoding"} <= set(Headers(scope=scope)):
+            sentence = "Send Content-Length or Transfer-Encoding, not both."
+            await _problem(400, sentence, headers={"Connection": "close"})(scope, receive, send_with_headers)
+        else:
+            await self.app(scope, self._limit(scope, receive) if is_http else receive, send_with_headers)
 
     def _limit(self, scope: Scope, receive: Receive) -> Receive:
         size, deadline = int(Headers(scope=scope).get("content-length", 0)), time.monotonic() + self.limits.seconds
@@ -276,11 +279,20 @@ def run(app: Any, host: str, port: int, say: Callable[[str], None]) -> None:
     say(f"Serving at http://{f'[{shown}]' if ':' in shown else shown}:{number} (Ctrl-C to stop)")
     if not shown.startswith("127.") and shown != "::1":
         say("Anyone who can reach this address can use the server: it has no passwords.")
-    limits = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": GRACE_SECONDS}
-    config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, **limits)
+    config = configure(app)
     with suppress(KeyboardInterrupt):  # the usual way to stop
         uvicorn.Server(config).run(sockets=[listening])
     say("Stopped.")
+
+
+def configure(app: Any) -> Any:
+    """Return the configuration of uvicorn, with limits on connections."""
+    uvicorn = import_extra("uvicorn", "serve")
+    from dsokr.serve.connections import Connection
+
+    Connection.extra = HEADERS
+    quiet = {"log_level": "error", "access_log": False, "server_header": False}
+    return uvicorn.Config(app, http=Connection, timeout_graceful_shutdown=GRACE_SECONDS, **quiet)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -13,12 +13,16 @@ printed, compared and saved. Beside ``forward``, a module may define any of thes
 """
 
 from collections.abc import Callable
+from itertools import count
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from dsokr.compute import seeded
 from dsokr.errors import DSOKRError, InputError
@@ -99,6 +103,25 @@ def build_network(factory: NetworkFactory, p: int, X: Any, seed: int) -> nn.Modu
         got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
         raise InputError(f"The network must map {len(first)} inputs to shape ({len(first)}, p={p}). Got {got}.")
     return network.train()
+
+
+def check_weights(factory: NetworkFactory, p: int, weights: dict[str, Tensor]) -> None:
+    """Check that a network has the shapes of saved weights, before memory is taken for it."""
+    made, thread = count(), get_ident()
+
+    def register(*_: Any) -> None:
+        if get_ident() == thread and next(made) > 2 * len(weights):  # twice: a network may drop parts of itself
+            raise ValueError("the network has more parameters than weights were saved")
+
+    hook = register_module_parameter_registration_hook(register)
+    try:
+        with torch.device("meta"):
+            state = Standardized(factory(p), p).state_dict()
+    finally:
+        hook.remove()
+    for name, weight in state.items():
+        if name not in weights or not (is_lazy(weight) or weight.shape == weights[name].shape):
+            raise ValueError(f"the network does not fit the saved weights, at {name}")
 
 
 def apply_network(network: nn.Module, inputs: Tensor) -> Tensor:  # (n, p) float32

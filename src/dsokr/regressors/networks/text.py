@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from dsokr.errors import InputError, check_fields, import_extra
+from dsokr.errors import InputError, ModelFolderError, check_fields, import_extra
 
 Pooling = Literal["mean", "first", "max"]
 LearningRates = list[tuple[list[nn.Parameter], float]]
@@ -76,7 +76,7 @@ class EncodedText(nn.Module):
         self.encoder = _load_encoder(shape) if files is None else _make_encoder(files)
         if getattr(self.encoder, "pooler", None) is not None:
             self.encoder.pooler = None  # a layer for another task
-        self.tokenizer = tokenizer = _from_pretrained("AutoTokenizer", str(files or shape.encoder))
+        self.tokenizer = tokenizer = _from_pretrained("AutoTokenizer", files or shape.encoder)
         tokenizer.padding_side = "right"
         self.padding, self.mask = tokenizer.pad_token_id, tokenizer.mask_token_id
         self.special = tokenizer.all_special_ids
@@ -145,15 +145,17 @@ def _make_layers(widths: Sequence[int], dropout: float) -> list[nn.Module]:
     return layers
 
 
-def _from_pretrained(kind: str, name: str, **options: Any) -> Any:
-    """Read a part of a Hugging Face model: a folder offline, anything else from the hub."""
+def _from_pretrained(kind: str, name: str | Path, **options: Any) -> Any:
+    """Read a part of a Hugging Face model: a folder offline, another name from the hub. Code beside it never runs."""
     transformers = import_extra("transformers", "text")
     log = transformers.utils.logging
     shows_bars = log.is_progress_bar_enabled()
     log.disable_progress_bar()  # reading a folder takes no time
     try:
-        return getattr(transformers, kind).from_pretrained(name, local_files_only=Path(name).is_dir(), **options)
-    except (OSError, ValueError) as error:
+        is_local = isinstance(name, Path) or Path(name).is_dir()
+        read = getattr(transformers, kind).from_pretrained
+        return read(str(name), local_files_only=is_local, trust_remote_code=False, **options)
+    except Exception as error:  # a damaged folder raises errors of many types
         why = str(error).strip().split("\n")[0]
         raise InputError(f"{name} is neither an encoder folder nor an available model name: {why}") from error
     finally:
@@ -163,7 +165,7 @@ def _from_pretrained(kind: str, name: str, **options: Any) -> Any:
 
 def _load_encoder(shape: TextEncoder) -> Any:
     dropout = {"hidden_dropout_prob": shape.dropout, "attention_probs_dropout_prob": shape.dropout}
-    encoder = _from_pretrained("AutoModel", shape.encoder, dtype=torch.float32, **dropout)
+    encoder = _from_pretrained("AutoModel", shape.encoder, dtype=torch.float32, use_safetensors=True, **dropout)
     if shape.rate == 0:
         encoder.requires_grad_(False)
     elif shape.checkpointing:
@@ -174,7 +176,9 @@ def _load_encoder(shape: TextEncoder) -> Any:
 
 def _make_encoder(folder: Path) -> Any:
     """An encoder with random weights, from a saved configuration."""
-    config = _from_pretrained("AutoConfig", str(folder))
+    config = _from_pretrained("AutoConfig", folder)
+    if any("backbone" in name and value for name, value in config.to_dict().items()):
+        raise ModelFolderError(f"{folder / 'config.json'} names a further model, which is not loaded.")
     return import_extra("transformers", "text").AutoModel.from_config(config, dtype=torch.float32)
 
 
