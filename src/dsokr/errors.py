@@ -124,7 +124,8 @@ def _fits(value: Any, hint: Any, interval: str) -> bool:
 
 def _is_plain(hint: Any) -> bool:
     is_ours = isinstance(hint, type) and hint.__module__.partition(".")[0] in CHECKED
-    return hint in (str, NoneType) or (is_ours and not getattr(hint, "_is_protocol", False))
+    is_open = getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)
+    return hint in (str, NoneType) or (is_ours and not is_open)
 
 
 def _is_inside(value: float, interval: str) -> bool:

@@ -4,5 +4,5 @@ from dsokr.errors import import_extra
 
 import_extra("fastapi", "serve")
 
-from dsokr.serve.answers import Limits  # noqa: E402 # after the check that FastAPI is there
-from dsokr.serve.app import create_app, run  # noqa: E402
+from dsokr.serve.app import create_app, run  # noqa: E402 # after the check that FastAPI is there
+from dsokr.serve.bodies import Limits  # noqa: E402

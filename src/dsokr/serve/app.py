@@ -27,20 +27,9 @@ from dsokr.errors import InputError, import_extra
 from dsokr.explain import Reasons
 from dsokr.index import CandidateIndex
 from dsokr.rules import RULES, Rule
-from dsokr.serve.answers import (
-    Answer,
-    Limits,
-    Problem,
-    Trust,
-    Why,
-    answer,
-    build_pair_model,
-    build_question_model,
-    decode,
-    explain,
-    load_drawing,
-)
+from dsokr.serve.answers import Trust, answer, decode, explain, load_drawing
 from dsokr.serve.batches import Batches, Busy
+from dsokr.serve.bodies import Answer, Limits, Problem, Why, build_pair_model, build_question_model
 
 PAGE = Path(__file__).parent / "page"
 LONGEST_SMILES = 400
