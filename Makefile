@@ -25,7 +25,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile  # a core for each of the two
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
