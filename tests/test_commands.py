@@ -272,6 +272,20 @@ def test_molecules_with_one_fingerprint_are_several_candidates(dsokr, fitted, in
     assert "4 candidates (1 listed again, counted once) ranked" in done.stdout
 
 
+@pytest.mark.parametrize("every", [17, 5])
+def test_rows_that_are_read_ahead_count_when_their_block_comes(dsokr, fitted, inputs, tmp_path, monkeypatch, every):
+    """Blocks are read ahead for several processes: their bad rows must not count against the rows read before."""
+    monkeypatch.setattr(library, "BLOCK", 50)
+    monkeypatch.setattr(library, "LARGE", 0)
+    rows = [["C" * (1 + i), "x"] if i % every != 4 else ["C" * (1 + i)] for i in range(400)]
+    candidates = write(tmp_path / "library.csv", ["smiles", "source"], rows)
+    arguments = ("rank", fitted, inputs, "--candidates", candidates, "--out", tmp_path / "r.csv")
+    if every < 10:
+        assert "of the 50 rows of" in dsokr(*arguments, expect=1).stderr
+    else:
+        assert "24 rows were skipped" in dsokr(*arguments).stderr
+
+
 REPEATED = ["CO", "", "CC", "C1CC", "CO", "", "CCC", "C1CC", "", "CC", "", "CO", "C1CC"]  # three, then three again
 BAD = [row for row, cell in enumerate(REPEATED, start=2) if cell in ("", "C1CC")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,7 +139,7 @@ class DSOKR(MadeOfParts):
         )
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
-        valid_form, choices = form, decoder.alternatives()
+        choices, valid_form = decoder.alternatives(), form
         if validation is not None:
             valid_form = form.matching(canonical(validation[1])[1], "validation Y")
         judge = Judge(known, valid_form, regressor.monitor)
@@ -148,9 +149,7 @@ class DSOKR(MadeOfParts):
             None if held_out is None else (held_out[0], Targets(*basis.embed_with_residual(held_out[1]))),
             seed=seed,
             device=device,
-            score=None
-            if regressor.monitor == "loss" or held_out is None
-            else lambda z: max(judge.rate(held_out[1], z, choice).mean().item() for choice in choices),
+            score=partial(judge.rate_best, choices, held_out[1]) if held_out and regressor.monitor != "loss" else None,
         )
 
         # 2. Inference: held-out pairs decide what is left open.

@@ -180,6 +180,10 @@ class Judge:
             return torch.tensor([float(self.monitor(predicted, self.form.restore(Y)))], dtype=torch.float64)
         return -self.known.basis.kernel.squared_distances(as_outputs(predicted), Y)
 
+    def rate_best(self, choices: Sequence[Decoder], Y: Outputs, z: Tensor) -> float:
+        """The same with the best of several decoders, on average."""
+        return max(self.rate(Y, z, choice).mean().item() for choice in choices)
+
     def decide(self, fitted: Fitted, choices: Sequence[Decoder], held_out: Any, Y: Outputs) -> tuple[Fitted, Decoder]:
         """Choose the decoder, then the function, step by step to better ones, by pairs that were held out, if any."""
         if held_out is None and fitted.out_of_fold() is None:

@@ -1,6 +1,7 @@
 """Libraries of candidates: read from a file, and indexes made of them."""
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Listed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Study:
+class Inspect:
     """What takes most of the time, for all cores: values and computed columns of candidates, and codes for these.
 
     Candidates with different codes do not mean the same.
@@ -117,7 +118,7 @@ class Library:
         """
         seen: dict[bytes, tuple[str, ...]] = {}  # candidates by their codes
         bad: dict[str, str] = {}
-        for rows, cells, new, (read, codes, columns) in self._study():
+        for rows, cells, new, (read, codes, columns) in self._inspect():
             self.rows += len(rows.attempted)
             bad |= {new[at]: reason for at, reason in read.bad.items()}
             for number, cell in zip(rows.numbers, cells, strict=True):
@@ -145,24 +146,33 @@ class Library:
         seen[code] = *others, cell
         return True
 
-    def _study(self) -> Iterator[tuple[Rows, list[str], list[str], Any]]:
+    def _inspect(self) -> Iterator[tuple[Rows, list[str], list[str], Any]]:
         """Rows, their cells, those that are new, and what is found out about them; on all cores if they are many."""
         seen: set[int] = set()
-        waiting: deque[tuple[Rows, list[str], list[str]]] = deque()
+        waiting: deque[tuple[dict[Any, Any], Rows, list[str], list[str]]] = deque()
 
-        def list_new() -> Iterator[list[str]]:
-            for rows in self.table.blocks(self.problems, [*self.columns, *self.name, *self.further], BLOCK):
+        def list_new() -> Iterator[list[str]]:  # ahead, and in a thread of joblib's
+            ahead = Problems()
+            for rows in self.table.blocks(ahead, [*self.columns, *self.name, *self.further], BLOCK):
                 cells = list(map(str.strip, rows.join(self.columns)))
                 new = [cell for cell in dict.fromkeys(cells) if hash(cell) not in seen]
                 seen.update(map(hash, new))
-                waiting.append((rows, cells, new))
+                waiting.append((ahead.found, rows, cells, new))
+                ahead.found = {}
                 yield new
 
-        study = Study(self.predictor.output, self.predictor.basis.kernel, len(self.wanted) > len(self.further))
-        is_large = isinstance(study.output, Molecule) and self.table.path.stat().st_size > LARGE
+        inspect = Inspect(self.predictor.output, self.predictor.basis.kernel, len(self.wanted) > len(self.further))
+        is_large = isinstance(inspect.output, Molecule) and self.table.path.stat().st_size > LARGE
         parallel = joblib.Parallel(-1 if is_large else 1, return_as="generator", pre_dispatch="2*n_jobs")
-        for found in parallel(joblib.delayed(study)(new) for new in list_new()):
-            yield *waiting.popleft(), found
+        results = parallel(joblib.delayed(inspect)(new) for new in list_new())
+        try:
+            for found in results:
+                problems, *block = waiting.popleft()
+                self.problems.found.update(problems)
+                yield *block, found
+        finally:
+            with warnings.catch_warnings(action="ignore"):  # joblib's, of work that nobody waits for
+                results.close()
 
 
 def describe(candidates: int, duplicates: int) -> str:
