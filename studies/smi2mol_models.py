@@ -69,7 +69,7 @@ class MoleculeModel:
 TRAINING = replace(
     ADAMW, epochs=40, batch_size=512, warmup_steps=500, precision="bf16-mixed", compile="reduce-overhead"
 )
-LARGE = CharTransformer(layers=6, width=512, dropout=0.0, longest=64)
+LARGE = CharTransformer(layers=6, width=512, dropout=0.0, longest=64, hidden=0)
 EVERY_RULE = tuple(Candidates(rule) for rule in RULES)
 PAPERS = MoleculeModel(
     "paper's protocol",
@@ -89,6 +89,12 @@ OURS = MoleculeModel(
     {"Candidates": EVERY_RULE, "GraphSearch": tuple(GraphSearch(rule=rule) for rule in RULES)},
     LARGE,
 )
+MUON = replace(  # a last hidden layer as wide as the basis, and Muon, which leaves no direction of weights behind
+    OURS,
+    name="ours, Muon",
+    training=replace(TRAINING, optimizer="muon", learning_rate=2e-3),
+    network=replace(LARGE, hidden=None),
+)
 FEW = replace(  # as many molecules as NNBary-FGW can afford
     OURS,
     name="ours, few molecules",
@@ -97,7 +103,7 @@ FEW = replace(  # as many molecules as NNBary-FGW can afford
     training=replace(
         TRAINING, epochs=100, batch_size=32, warmup_steps=200, precision="32-true", compile=False, learning_rate=5e-4
     ),
-    network=CharTransformer(layers=2, width=128, heads=4, dropout=0.1, longest=64),
+    network=CharTransformer(layers=2, width=128, heads=4, dropout=0.1, longest=64, hidden=0),
     n_train=1500,
 )
 
@@ -297,7 +303,7 @@ class NetworkBarycenterBaseline(Baseline):
 
 @dataclass(frozen=True)
 class Smi2MolConfig:
-    models: tuple[MoleculeModel, ...] = (PAPERS, OURS, FEW)
+    models: tuple[MoleculeModel, ...] = (PAPERS, OURS, MUON, FEW)
     splits: tuple[int, ...] = (0, 1, 2, 3, 4)
     sizes: tuple[int, ...] = (100, 200, 400, 800, 1600, 3200, 6400)
     kernel_size: int = 3200  # of the sketch with which kernels are compared
@@ -308,7 +314,7 @@ class Smi2MolConfig:
 
 
 FULL = Smi2MolConfig()
-SMALL, TINY = (CharTransformer(layers, width, dropout=0.0, longest=64) for layers, width in ((3, 128), (2, 64)))
+SMALL, TINY = (replace(LARGE, layers=layers, width=width) for layers, width in ((3, 128), (2, 64)))
 REDUCED = Smi2MolConfig(  # an hour or two on two cores
     models=tuple(shrink(model, 1500, 512, SMALL, epochs=30) for model in (PAPERS, OURS)),
     splits=(0,),

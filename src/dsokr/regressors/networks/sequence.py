@@ -19,9 +19,11 @@ PADDING, UNKNOWN = 0, 1
 
 @dataclass(frozen=True)
 class CharTransformer:
-    """A Transformer encoder over the characters of a string, averaged over them, then a linear layer with p outputs.
+    """A Transformer encoder over the characters of a string, averaged over them, then layers with p outputs.
 
     The defaults are among the paper's choices for SMILES; its feed-forward layers are four times as wide as the model.
+    If p is larger than ``width``, a hidden layer of p units comes before the last layer, whose outputs would otherwise
+    stay in a subspace; ``hidden`` is another number of units, 0 for no such layer.
     Strings must be ASCII, not empty, and at most ``longest`` characters. A character that no training string has reads
     as blank, with a warning; a string longer than all of them is read, with a warning too.
 
@@ -35,9 +37,10 @@ class CharTransformer:
     heads: int = 8
     dropout: float = 0.2
     longest: int = 256  # characters
+    hidden: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, dropout="[0, 1)")
+        check_fields(self, dropout="[0, 1)", hidden=0)
         if self.width % self.heads:
             raise InputError(
                 f"CharTransformer.width must be a multiple of its heads. Got width={self.width} and heads={self.heads}."
@@ -62,7 +65,9 @@ class CharEncoder(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn(shape.longest, shape.width))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
-        self.out = nn.Linear(shape.width, p)
+        hidden = (p if p > shape.width else 0) if shape.hidden is None else shape.hidden
+        widen = (nn.Linear(shape.width, hidden), nn.GELU()) if hidden else ()
+        self.out = nn.Sequential(*widen, nn.Linear(hidden or shape.width, p))
         self.register_buffer("alphabet", torch.ones(CHARACTERS, dtype=torch.bool))
         self.register_buffer("seen_length", torch.tensor(shape.longest))
 
