@@ -127,6 +127,15 @@ def test_no_optional_dependency_is_needed():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "unwanted"), [("dsokr.commands.app", "torch"), ("dsokr.commands.fit, dsokr.estimator", "lightning")]
+)
+def test_what_takes_seconds_to_import_is_imported_when_it_is_needed(module: str, unwanted: str):
+    script = f"import sys, {module}\nassert {unwanted!r} not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_wheel_has_every_file():
     """What is no Python file is installed only if pyproject.toml names it."""
     settings = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))

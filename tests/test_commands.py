@@ -932,7 +932,7 @@ def test_ctrl_c_after_the_training_does_not_lose_it(dsokr, folder, tmp_path, mon
         done = dsokr(*arguments, "--seed", "5", expect=130)
     assert "dsokr: Stopped. Run the same command to resume." in done.stderr
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    monkeypatch.setattr("dsokr.regressors.training._Regression.training_step", stop)  # there is nothing left to learn
+    monkeypatch.setattr("dsokr.regressors.loop._Regression.training_step", stop)  # there is nothing left to learn
     dsokr(*arguments, "--seed", "5")
     assert len(Predictor.load(tmp_path / "model", "cpu").model.history_.rows) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -23,8 +23,8 @@ from dsokr import compute
 from dsokr.errors import InputError, Interrupted, TrainingError
 from dsokr.losses import Custom, Huber, Objective, Squared
 from dsokr.regressors import History, Training, callbacks
+from dsokr.regressors.loop import SlicedBatches, sort_within_batches, train
 from dsokr.regressors.networks import MLP
-from dsokr.regressors.training import SlicedBatches, sort_within_batches, train
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,8 @@ Each exception is also the built-in one that a caller would expect to catch.
 """
 
 import dataclasses
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
@@ -144,6 +145,13 @@ def _describe(hint: Any, interval: str) -> str:
     words = {"(0, inf)": "positive and finite", "[0, inf)": "at least 0 and finite"}
     names = {float: words.get(interval, f"in {interval}"), str: "a text", NoneType: "None"}
     return names.get(hint) or ("a function" if get_origin(hint) else f"a {hint.__name__}")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'this'?", or nothing if no known name is similar."""
+    lowered = {other.lower(): other for other in known}
+    similar = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.7)
+    return f" Did you mean {lowered[similar[0]]!r}?" if similar else ""
 
 
 def check_k(k: object) -> int:

@@ -22,7 +22,6 @@ from typer.core import TyperGroup
 
 from dsokr import __version__
 from dsokr.commands import options
-from dsokr.compute import show_progress
 from dsokr.errors import DSOKRError
 
 INDEX = re.compile(r"(, the first)? at index \d+,?(?=[ :])")  # in a warning; it is not the row of a table
@@ -92,7 +91,7 @@ def _add_command(name: str, function: str, kind: type[options.Options]) -> None:
     def command(**given: Any) -> None:
         chosen, (module, called) = kind(**given), function.split(".")
         problems = import_module("dsokr.commands.tables").Problems(options.SHARES[chosen.on_error])
-        with _notes(), show_progress(chosen.as_json) as say:
+        with _notes(), _show_progress(chosen.as_json) as say:
             result = getattr(import_module(f"dsokr.commands.{module}"), called)(chosen, problems, say)
         _print(chosen.as_json, result, problems.lines())
 
@@ -129,7 +128,7 @@ def serve(
     from dsokr.serve import Limits, create_app, run
 
     limits = Limits(seconds=timeout, k=most)
-    with _notes(), show_progress(False) as say:
+    with _notes(), _show_progress(False) as say:
         predictor = Predictor.load(model, device)
         predictor.decode(predictor.among(None).coordinates()[0][:1])  # compiles the search before the first request
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
@@ -172,6 +171,10 @@ def info(as_json: options.AsJson = False) -> None:
         state = "installed" if is_there else f'missing: pip install "dsokr[{extra}]"'
         lines.append(f"{f'extra: {extra}':<20}{state}")
     _print(as_json, options.Result({**facts, "devices": devices, "extras": extras}, lines))
+
+
+def _show_progress(quiet: bool) -> Any:
+    return import_module("dsokr.compute").show_progress(quiet)  # torch is imported by what needs it, not by --help
 
 
 @contextmanager

@@ -1,9 +1,8 @@
 """Cells as text: how they are parsed, how messages show them, and which kind a column of them has."""
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,13 +21,6 @@ MANY = 100  # numbers in a row from which on it may be sparse
 def count_of(number: int, noun: str) -> str:
     """Return a number with its noun: "1 row", "2,000 rows"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'this'?", or nothing if no known name is similar."""
-    lowered = {other.lower(): other for other in known}
-    similar = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.7)
-    return f" Did you mean {lowered[similar[0]]!r}?" if similar else ""
 
 
 def shorten(text: str, most: int = 60) -> str:

@@ -19,9 +19,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from dsokr import spectra
-from dsokr.commands.cells import NO_LABEL, SAMPLE, count_of, load_picture, parse_numbers, parse_text, shorten, suggest
+from dsokr.commands.cells import NO_LABEL, SAMPLE, count_of, load_picture, parse_numbers, parse_text, shorten
 from dsokr.commands.kinds import Kind, OutputKind, parse_good
-from dsokr.errors import InputError, check_fields
+from dsokr.errors import InputError, check_fields, suggest
 from dsokr.graphs import Graph
 from dsokr.kernels import FeatureKernel, Kernel
 

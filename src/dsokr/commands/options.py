@@ -9,8 +9,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from dsokr.commands.cells import suggest
-from dsokr.errors import InputError
+from dsokr.errors import InputError, suggest
 
 Say = Callable[..., None]  # prints a line; with ``passing=True`` one that the next replaces
 

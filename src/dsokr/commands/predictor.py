@@ -20,14 +20,13 @@ from torch import Tensor
 from dsokr import decoders, kernels, losses, networks, regressors, sketches
 from dsokr.basis import SketchedBasis
 from dsokr.commands import columns
-from dsokr.commands.cells import suggest
 from dsokr.commands.columns import Letters, Molecule
 from dsokr.commands.kinds import Kind, OutputKind, Read
 from dsokr.commands.options import FitOptions
 from dsokr.commands.tables import Problems, Rows, Table, write_table
 from dsokr.conformal import FILE, Conformal
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking
-from dsokr.errors import InputError, ModelFolderError, check_k
+from dsokr.errors import InputError, ModelFolderError, check_k, suggest
 from dsokr.estimator import DSOKR, REPEATED
 from dsokr.files import read_whole, write_json
 from dsokr.graphs import Graph

@@ -20,9 +20,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsokr.commands.cells import count_of, suggest
+from dsokr.commands.cells import count_of
 from dsokr.commands.formats import LISTS, OPENERS, READERS, file_format, find_fault
-from dsokr.errors import InputError, import_extra
+from dsokr.errors import InputError, import_extra, suggest
 from dsokr.files import check_place, replace_file
 
 BLOCK = 4096  # rows read at once

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from dsokr.regressors.networks.base import (
     check_weights,
     prepare_inputs,
 )
-from dsokr.regressors.training import Training, train
+from dsokr.regressors.training import Training
 
 LARGE = 512  # coordinates; in small bases a narrow layer costs little
 
@@ -93,7 +94,7 @@ class Neural(Regressor):
         scaled = Standardized(network, p)
         if self.training.standardize:
             scaled.scale_to(pairs.tensors[1])
-        history = train(scaled, pairs, held_out, loss, self.training, seed=seed, device=device, score=score)
+        history = _train(scaled, pairs, held_out, loss, self.training, seed=seed, device=device, score=score)
         return FittedNetwork(scaled, history, scaler)
 
     def update(self, fitted: FittedNetwork, X: Any, targets: Targets, *, seed: int, device: Device) -> FittedNetwork:
@@ -104,7 +105,7 @@ class Neural(Regressor):
         network, loss = copy.deepcopy(fitted.network).train(), self._choose_loss(targets)
         training = replace(self.training, epochs=1, schedule="constant", warmup_steps=0, folder=None)
         pairs = self._make_pairs(network, _scale(X, fitted.scaler), targets, device)
-        train(network, pairs, None, loss, training, seed=seed, device=device)
+        _train(network, pairs, None, loss, training, seed=seed, device=device)
         return FittedNetwork(network, fitted.history, fitted.scaler)
 
     def fit_folds(
@@ -143,6 +144,11 @@ class Neural(Regressor):
         where = device if self.training.keep_data_on_device else torch.device("cpu")
         parts = (part.float().to(where) for part in targets[:3] if part is not None)  # groups are for splits
         return TensorDataset(prepare_inputs(network, X), *parts)
+
+
+def _train(*arguments: Any, **options: Any) -> History:
+    """Call :func:`dsokr.regressors.loop.train`: what trains no network need not wait for Lightning."""
+    return import_module("dsokr.regressors.loop").train(*arguments, **options)
 
 
 def _scale(X: Any, scaler: Scaler | None) -> Any:

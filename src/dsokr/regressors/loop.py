@@ -1,0 +1,285 @@
+"""Training a network to predict coordinates, on Lightning's Trainer. Nothing here knows of kernels."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from torch import Generator, Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dsokr.compute import seeded
+from dsokr.errors import Interrupted, TrainingError
+from dsokr.files import fingerprint
+from dsokr.losses import Objective
+from dsokr.regressors.base import History, Score
+from dsokr.regressors.callbacks import MONITOR, Progress, Recorder, StateCheckpoint
+from dsokr.regressors.muon import Muon, divide_groups
+from dsokr.regressors.networks.base import call_optional
+from dsokr.regressors.training import Training
+
+Batch = tuple[Tensor, ...]  # inputs, targets, residuals, and weights if there are any
+
+SORTED_TOGETHER = 20  # batches whose inputs are sorted by length among themselves
+
+
+def train(
+    network: nn.Module,
+    pairs: TensorDataset,
+    validation: TensorDataset | None,
+    loss: Objective,
+    training: Training,
+    *,
+    seed: int,
+    device: torch.device,
+    score: Score = None,
+) -> History:
+    """Fit ``network`` in place and leave it in evaluation mode, on ``device``, with the best epoch's weights.
+
+    ``score`` rates the coordinates of the validation inputs when the monitor is a task metric. The global random state
+    is the same before and after.
+    """
+    folder = None if training.folder is None else Path(training.folder)
+    data = [pairs] if validation is None else [pairs, validation]
+    identity = "" if folder is None else _identify(network, data, loss, training, seed)
+    recorder = Recorder(folder, identity, training.keep_state)
+    checkpoint = recorder.read_checkpoint()
+    if not recorder.is_finished:
+        module = _Regression(network, data, loss, training, seed, score)
+        callbacks = _make_callbacks(recorder, training, validation is not None)
+        with seeded(seed), _silence_lightning():
+            _run(pl.Trainer(**_trainer_arguments(training, callbacks, device)), module, checkpoint)
+    if not recorder.best_weights:
+        raise TrainingError("Training ended before its first epoch did: the arguments in Training.trainer stop it.")
+    network.load_state_dict(recorder.best_weights)
+    network.to(device).eval()
+    return History(recorder.rows, recorder.best_epoch)
+
+
+def _make_callbacks(recorder: Recorder, training: Training, has_validation: bool) -> list[Callback]:
+    callbacks: list[Callback] = [recorder]
+    if has_validation and training.patience is not None:
+        callbacks.append(EarlyStopping(MONITOR, mode="max", patience=training.patience, check_finite=False))
+    if training.progress is not False:
+        callbacks.append(Progress(recorder, always=training.progress is True))
+    if recorder.folder is not None:
+        callbacks.append(StateCheckpoint(recorder.folder))
+    own = training.trainer.get("callbacks") or []
+    return callbacks + ([own] if isinstance(own, Callback) else list(own))
+
+
+def _trainer_arguments(training: Training, callbacks: list[Callback], device: torch.device) -> dict[str, Any]:
+    return {
+        "accelerator": "gpu" if device.type == "cuda" else device.type,
+        "devices": [device.index or 0] if device.type == "cuda" else 1,
+        "max_epochs": training.epochs,
+        "precision": training.precision,
+        "gradient_clip_val": training.gradient_clip,
+        "check_val_every_n_epoch": training.check_every,
+        "logger": training.logger or False,
+        "enable_checkpointing": training.folder is not None,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        **training.trainer,
+        "callbacks": callbacks,
+    }
+
+
+def _run(trainer: pl.Trainer, module: _Regression, checkpoint: Path | None) -> None:
+    """Train until the end. Lightning answers Ctrl-C by exiting, and leaves the signal ignored."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+    except Exception as error:
+        if checkpoint is None or module.has_started:
+            raise
+        raise TrainingError(f"{checkpoint} is damaged or incomplete. Delete it to start again.") from error
+    except (SystemExit, KeyboardInterrupt) as stop:
+        remedy = "Set Training.folder to be able to resume."
+        if module.options.folder is not None:
+            remedy = "Call fit again with the same data and random_state to resume."
+        raise Interrupted(f"Training was interrupted in epoch {trainer.current_epoch + 1}. {remedy}") from stop
+    finally:
+        with suppress(ValueError, TypeError):  # not in the main thread, or not set by Python
+            signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def _silence_lightning() -> Iterator[None]:
+    """Hide Lightning's announcements, and its warnings about data loaders, which do not concern sliced tensors."""
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning.*")
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+
+
+def _identify(network: nn.Module, data: list[TensorDataset], loss: Objective, training: Training, seed: int) -> str:
+    """Return a fingerprint of everything that must be the same for a checkpoint to be resumed."""
+    further = {name: value for name, value in training.trainer.items() if name not in ("callbacks", "logger")}
+    options = replace(
+        training, folder=None, keep_state=False, keep_data_on_device=True, progress=False, logger=None, trainer=further
+    )
+    parts = [(inputs, f"{_sum_by_place(*targets):.5e}") for inputs, *targets in (pairs.tensors for pairs in data)]
+    return fingerprint(parts, repr(network), [weight.shape for weight in network.parameters()], loss, options, seed)
+
+
+def _sum_by_place(targets: Tensor, *others: Tensor) -> float:
+    """Σ_ij u_i t_ij v_j with fixed random u and v, where t are the targets and residuals.
+
+    Targets are computed: with another number of threads their last digits differ, and a hash would too.
+    """
+    generator = Generator().manual_seed(0)
+    u, v = (torch.randn(size, generator=generator, dtype=torch.float64) for size in targets.shape)
+    rows = torch.cat([t.cpu().double() @ v for t in targets.split(4096)])
+    return (u @ sum((other.cpu().double() for other in others), rows)).item()
+
+
+class SlicedBatches:
+    """Batches sliced from tensors, of n rows in an order that is drawn anew for every epoch."""
+
+    def __init__(self, pairs: TensorDataset, n: int, batch_size: int, draw_order: Callable[[], Tensor]):
+        self.pairs, self.n, self.batch_size, self.draw_order = pairs, n, batch_size, draw_order
+
+    def __len__(self) -> int:
+        return math.ceil(self.n / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for index in self.draw_order().to(self.pairs.tensors[0].device).split(self.batch_size):
+            yield self.pairs[index]
+
+
+class _Regression(pl.LightningModule):
+    """min over W of the mean of c(‖g_W(x) − ψ̃(y)‖² + residual(y))."""
+
+    def __init__(
+        self, network: nn.Module, data: list[TensorDataset], loss: Objective, options: Training, seed: int, score: Score
+    ):
+        super().__init__()
+        self.network, self.loss, self.options, self.seed, self.score = network, loss, options, seed, score
+        self.data = data  # to train on and, perhaps, to validate on
+        lengths = call_optional(network, "lengths", data[0].tensors[0])
+        self.lengths = None if lengths is None else lengths.cpu()
+        self.has_started = False
+        self._losses: list[tuple[Tensor, int]] = []  # of a batch, and its number of rows
+        self._validated: list[tuple[Tensor, Tensor]] = []  # the loss of a batch, and its coordinates
+
+    def setup(self, stage: str) -> None:
+        device, mode = self.trainer.strategy.root_device, self.options.compile
+        if self.options.keep_data_on_device:
+            self.data = [TensorDataset(*(tensor.to(device) for tensor in pairs.tensors)) for pairs in self.data]
+        network, loss = self.network, self.loss.among(self.data[0].tensors[1].to(device))
+
+        def batch_loss(inputs: Tensor, *targets: Tensor) -> Tensor:
+            return loss.mean(network(inputs).float(), *targets)
+
+        self.loss, self._batch_loss, self._whole_batch_loss = loss, batch_loss, batch_loss
+        if mode:
+            self._whole_batch_loss = torch.compile(batch_loss, mode=None if mode is True else mode, dynamic=False)
+
+    def on_train_start(self) -> None:
+        self.has_started = True  # a checkpoint has been read
+
+    def train_dataloader(self) -> SlicedBatches:
+        share = len(self.data[0]) // self.trainer.world_size
+        return SlicedBatches(self.data[0], share, self.options.batch_size, self._draw_order)
+
+    def val_dataloader(self) -> list[SlicedBatches]:
+        size = self.options.batch_size
+        return [SlicedBatches(pairs, len(pairs), size, partial(torch.arange, len(pairs))) for pairs in self.data[1:]]
+
+    def _draw_order(self) -> Tensor:
+        """This epoch's permutation; with several devices, an equal share of it."""
+        n, world, size = len(self.data[0]), self.trainer.world_size, self.options.batch_size
+        generator = Generator().manual_seed(self.seed + 1 + self.current_epoch)
+        order = torch.randperm(n, generator=generator)
+        if self.lengths is not None:
+            order = sort_within_batches(order, self.lengths, world * size, generator)
+        seen = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready  # batches, before an interruption
+        return order[: n - n % world][self.trainer.global_rank :: world][seen * size :]
+
+    def training_step(self, batch: Batch, _: int) -> Tensor:
+        is_whole = len(batch[0]) == self.options.batch_size  # a smaller last batch is not worth compiling for
+        loss = (self._whole_batch_loss if is_whole else self._batch_loss)(*batch)
+        self._losses.append((loss.detach().clone(), len(batch[0])))  # a compiled step may reuse the memory
+        return loss
+
+    def mean_loss(self) -> float:
+        """Return the mean training loss of the epoch that ends, and start the next."""
+        total = torch.stack([loss * rows for loss, rows in self._losses]).sum()
+        mean = total / sum(rows for _, rows in self._losses)
+        self._losses.clear()
+        self.log("train_loss", mean, sync_dist=self.trainer.world_size > 1)
+        if not torch.isfinite(mean):
+            raise TrainingError(
+                f"The training loss became {mean.item()} in epoch {self.current_epoch + 1}. "
+                f"Lower Training.learning_rate (now {self.options.learning_rate:g}), or scale the inputs."
+            )
+        return mean.item()
+
+    def validation_step(self, batch: Batch, _: int) -> None:
+        z = self.network(batch[0]).float()
+        self._validated.append((self.loss.mean(z, *batch[1:]), z))
+
+    def on_validation_epoch_end(self) -> None:
+        total = torch.stack([loss * len(z) for loss, z in self._validated]).sum()
+        z = torch.cat([z for _, z in self._validated])
+        self._validated.clear()
+        metrics: dict[str, Any] = {"val_loss": total / len(z), MONITOR: -total / len(z)}
+        if self.score is not None:
+            metrics["val_score"] = metrics[MONITOR] = float(self.score(z.double()))
+        self.log_dict(metrics)
+
+    def configure_optimizers(self) -> Any:
+        options = self.options
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[options.optimizer]
+        parts = call_optional(self.network, "learning_rates") or [(list(self.network.parameters()), 1.0)]
+        groups = [{"params": weights, "lr": factor * options.learning_rate} for weights, factor in parts if factor]
+        if options.optimizer == "muon":
+            groups = list(divide_groups(groups, self.network))
+        is_mixed = options.precision != "32-true"  # Lightning cannot clip gradients before a fused step then
+        fused = not is_mixed or (options.precision == "bf16-mixed" and options.gradient_clip is None)
+        optimizer = kind(groups, weight_decay=options.weight_decay, fused=fused)
+        if options.schedule == "constant" and not options.warmup_steps:
+            return optimizer
+        total = int(self.trainer.estimated_stepping_batches)  # counts devices and accumulated batches too
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate_factor(step, total, options))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def sort_within_batches(order: Tensor, lengths: Tensor, batch_size: int, generator: Generator) -> Tensor:
+    """Reorder inputs so that those of a batch have similar lengths, and batches come in no order of length.
+
+    Inputs are sorted within ``SORTED_TOGETHER`` batches, so that an input meets others in every epoch.
+    """
+    whole = len(order) - len(order) % batch_size
+    parts = [part[lengths[part].argsort(stable=True)] for part in order[:whole].split(SORTED_TOGETHER * batch_size)]
+    if not parts:
+        return order
+    batches = torch.cat(parts).view(-1, batch_size)
+    return torch.cat([batches[torch.randperm(len(batches), generator=generator)].flatten(), order[whole:]])
+
+
+def _rate_factor(step: int, total: int, training: Training) -> float:
+    """The learning rate at a step, as a share of the full one."""
+    if step < training.warmup_steps:
+        return step / training.warmup_steps
+    if training.schedule == "constant":
+        return 1.0
+    return max(0.0, (total - step) / max(1, total - training.warmup_steps))
