@@ -149,6 +149,7 @@ REGRESSORS = [
     Case("convolutions", Neural(networks.CNN((4,), hidden=8), training=Training(epochs=2)), images),
     Case("characters", Neural(networks.CharTransformer(1, 8, 2), training=Training(epochs=2)), strings),
     Case("words", Neural(networks.WordBag(width=8, hidden=()), training=Training(epochs=2)), strings),
+    Case("tokens", Neural(networks.SparseTransformer(1, 8, 2), training=Training(epochs=2)), sparse_vectors),
     Case("kernel ridge", KernelRidge(kernels.Gaussian(0.3), regularization=1e-3), vectors),
     Case("sketched kernel ridge", KernelRidge(kernels.NGram((1, 2)), sketches.SubSample(12)), strings),
     Case("kernel ridge on graphs", KernelRidge(kernels.WeisfeilerLehman(2), sketches.Gaussian(9)), graphs),

@@ -431,10 +431,11 @@ def test_a_table_of_zeros_is_learned_from_as_sparse(dsokr, tmp_path):
     right = sum(row["prediction"] == true[-1] for row, true in zip(read(tmp_path / "p.csv"), rows, strict=True))
     assert right > 60
     again = ("--restart", *arguments[1:])
-    assert "x119 as vector" in dsokr("fit", *again, "--epochs", "2").stderr  # networks read no sparse rows
+    assert "x119 as sparse vector" in dsokr("fit", *again, "--epochs", "2").stderr
+    assert "x119 as vector" in dsokr("fit", *again, "--network", "MLP((8,))", "--epochs", "2").stderr
     sparse = ("--input-kind", "Vector(sparse=True)")
-    error = dsokr("fit", *again, *sparse, "--epochs", "2", expect=1).stderr
-    assert "Networks read no sparse inputs: leave out --network, --epochs and the like. Use --input" in error
+    error = dsokr("fit", *again, *sparse, "--network", "MLP()", expect=1).stderr
+    assert error.endswith("MLP does not read sparse inputs. Use SparseTransformer.\n")
     wrong = dsokr("fit", *again[:-4], "--output-kind", sparse[1], *again[-4:], expect=1).stderr
     assert "--output-kind Vector(sparse=True): only inputs can be sparse." in wrong
 
@@ -457,8 +458,10 @@ def test_from_spectra_to_molecules(dsokr, tmp_path, smiles):
     dsokr("predict", tmp_path / "m", tmp_path / "t.mgf", "--keep", "smiles", "--out", tmp_path / "p.csv")
     rows = read(tmp_path / "p.csv")
     assert sum(row["prediction"] == row["smiles"] for row in rows) > 40  # of 60
-    error = dsokr(*arguments, "peaks", "--epochs", "3", "--out", tmp_path / "n", expect=1).stderr
-    assert error.endswith("Networks read no sparse inputs: leave out --network, --epochs and the like.\n")
+    tokens = ("--network", "SparseTransformer(1, 16, 2)", "--epochs", "2", "--device", "cpu", "--out", tmp_path / "t")
+    dsokr(*arguments, "peaks,precursor_mz", *tokens)
+    dsokr("predict", tmp_path / "t", tmp_path / "t.mgf", "--out", tmp_path / "p.csv")
+    assert {row["prediction"] for row in read(tmp_path / "p.csv")} <= set(smiles[:30])
     error = dsokr(
         *arguments, "peaks,pepmass,charge", "--input-kind", "spectrum", "--out", tmp_path / "n", expect=1
     ).stderr

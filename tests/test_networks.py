@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from sklearn.preprocessing import normalize
 from torch import nn
 
 from dsokr.compute import seeded
 from dsokr.errors import InputError
 from dsokr.losses import Huber
 from dsokr.regressors import Neural, Targets, Training
-from dsokr.regressors.networks import CNN, MLP, CharTransformer, TextEncoder, WordBag, base
+from dsokr.regressors.networks import CNN, MLP, CharTransformer, SparseTransformer, TextEncoder, WordBag, base
 from dsokr.regressors.networks.base import apply_network, build_network, prepare_inputs
 
 CPU = torch.device("cpu")
@@ -37,6 +38,8 @@ CPU = torch.device("cpu")
         (CharTransformer, {"layers": 0}),
         (CharTransformer, {"heads": 0}),
         (CharTransformer, {"dropout": 1.0}),
+        (SparseTransformer, {"width": 30}),
+        (SparseTransformer, {"layers": -1}),
         (WordBag, {"width": 0}),
         (WordBag, {"buckets": 1}),
         (WordBag, {"dropout": 2}),
@@ -106,6 +109,47 @@ def test_arrays_however_they_lie_in_memory(xs):
 def test_whole_numbers_may_be_token_ids():
     assert prepare_inputs(linear(), torch.tensor([[1, 2]])).dtype == torch.int64
     assert prepare_inputs(linear(), torch.ones(1, 2, dtype=torch.float64)).dtype == torch.float32
+
+
+def test_a_sparse_row_is_read_by_its_largest_entries():
+    with seeded(0):
+        network = SparseTransformer(1, 8, 2, longest=2)(3)
+    rows = sp.csr_array([[0.0, 2.0, -3.0, 1.0], [0.0, 0.0, 0.0, 0.0], [5.0, 0.0, 0.0, 0.0]])
+    with seeded(0):
+        network.adapt(rows)
+    tokens = network.prepare(rows)
+    assert tokens[..., 0].tolist() == [[1, 4, 3], [1, 0, 0], [1, 2, 0]]
+    assert tokens[..., 1].tolist() == [[1, -3, 2], [1, 0, 0], [1, 5, 0]]
+    assert network.lengths(tokens).tolist() == [3, 1, 2]
+    with pytest.raises(InputError, match="The network reads rows of 4 columns. Got 5."):
+        network.prepare(sp.csr_array((1, 5)))
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_the_order_and_number_of_padded_tokens_do_not_matter(layers):
+    with seeded(0):
+        network = SparseTransformer(layers, 8, 2)(3).eval()
+    rows = sp.random_array((6, 20), density=0.3, rng=np.random.default_rng(0), format="csr")
+    with seeded(0):
+        network.adapt(rows)
+    tokens = network.prepare(rows)
+    alone = torch.cat([network(network.prepare(rows[[i]])) for i in range(6)])
+    torch.testing.assert_close(network(tokens), alone)
+    length = int(network.lengths(tokens[:1]))
+    tokens[0, 1:length] = tokens[0, 1:length].flip(0)
+    torch.testing.assert_close(network(tokens), alone)
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_tokens_are_learned_from(layers):
+    """Targets are a linear function of normalised rows."""
+    rng = np.random.default_rng(0)
+    X = sp.csr_array(normalize(sp.random_array((300, 40), density=0.15, rng=rng, format="csr")))
+    Y = torch.from_numpy(X @ rng.normal(size=(40, 3)))
+    training = Training(epochs=40, batch_size=32, learning_rate=3e-3)
+    regressor = Neural(SparseTransformer(layers, 32, 2, dropout=0.0, hidden=64), training=training)
+    fitted = regressor.fit(X[:250], Targets(Y[:250], torch.zeros(250)), seed=0, device=torch.device("cpu"))
+    assert (fitted.predict(X[250:]) - Y[250:]).square().mean() < 0.2 * Y.var()
 
 
 def test_a_last_batch_of_one_image_can_be_learned_from():

@@ -30,7 +30,6 @@ from dsokr.commands.predictor import (
     parse_kernel,
     parse_part,
     read_pairs,
-    wants_network,
 )
 from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
@@ -117,8 +116,9 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     rows = table.read(problems, [*names[0], *names[1], *group])
     input = _choose_kind(options.input_kind, "--input-kind", names[0], rows)
     output = _choose_kind(options.output_kind, "--output-kind", names[1], rows)
-    if options.input_kind == "auto" and isinstance(input, Vector) and wants_network(options):
-        input = replace(input, sparse=False)
+    is_named = {options.network, options.regressor} != {"auto"} and "Sparse" not in options.network
+    if options.input_kind == "auto" and isinstance(input, Vector) and is_named:
+        input = replace(input, sparse=False)  # not all that can be named reads sparse rows
     for kind in (input, output):
         if isinstance(kind, Vector) and options.on_error != "skip":
             _check_lengths(kind, rows)

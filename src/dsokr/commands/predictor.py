@@ -42,7 +42,8 @@ VALENCES = {5: 3, 6: 4, 7: 3, 8: 2, 9: 1, 14: 4, 15: 5, 16: 6, 17: 1, 35: 1, 53:
 OF_TRAINING = ("epochs", "batch_size", "learning_rate", "patience")  # options of networks
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 READ_BY = {  # networks by the kind of inputs that they read
-    "vector": (networks.MLP,),
+    "vector": (networks.MLP, networks.SparseTransformer),
+    "spectrum": (networks.SparseTransformer,),
     "text": (networks.WordBag, networks.TextEncoder),
     **dict.fromkeys(("string", "smiles"), (networks.CharTransformer,)),
     "image": (networks.CNN,),
@@ -285,7 +286,7 @@ def check_options(options: FitOptions) -> None:
     Auto(options.budget)
     if given and options.budget is not None:
         raise InputError(f"--budget is kept by choosing what to fit. Got {given[0]} beside it.")
-    if options.regressor != "auto" and wants_network(replace(options, regressor="auto")):
+    if options.regressor != "auto" and wants_network(options):
         raise InputError(
             "--epochs, --batch-size, --learning-rate, --patience, --loss, --temperature and --seeds are for networks: "
             "write them into --regressor, as in Neural(MLP(), loss=..., training=Training(...))."
@@ -298,17 +299,14 @@ def check_options(options: FitOptions) -> None:
 
 
 def wants_network(options: FitOptions) -> bool:
-    """Whether an option is about networks, or is a regressor, which may be one: these need not read sparse rows."""
-    named = {options.network, options.regressor, options.loss} != {"auto"} or options.seeds > 1
+    """Whether an option is about networks."""
+    named = {options.network, options.loss} != {"auto"} or options.seeds > 1
     return named or any(getattr(options, name) is not None for name in (*OF_TRAINING, "temperature"))
 
 
 def choose_regressor(options: FitOptions, input: Kind, n: int, ranks: bool) -> Regressor | Auto:
     """Make the regressor: an expression, a network, or what suits the inputs."""
     training = {name: value for name in OF_TRAINING if (value := getattr(options, name)) is not None}
-    if getattr(input, "sparse", False) and options.regressor == "auto" and wants_network(options):
-        advice = " Use --input-kind vector." if input.name == "vector" else ""
-        raise InputError(f"Networks read no sparse inputs: leave out --network, --epochs and the like.{advice}")
     if options.regressor != "auto":
         return parse_part(options.regressor, regressors, "--regressor", networks, losses, kernels, sketches)
     if options.network == "auto" and not options.encoder:
@@ -342,9 +340,11 @@ def _choose_network(options: FitOptions, input: Kind) -> Any:
         network: Any = networks.TextEncoder(name, rate=0.1)
     else:
         network = parse_part(options.network, networks, "--network")
-    if type(network) not in READ_BY[input.name]:
-        names = " or ".join(kind.__name__ for kind in READ_BY[input.name])
-        raise InputError(f"{type(network).__name__} does not read {input.name} inputs. Use {names}.")
+    is_sparse = getattr(input, "sparse", False)
+    readers = READ_BY["spectrum" if is_sparse else input.name]
+    if type(network) not in readers:
+        names, what = " or ".join(kind.__name__ for kind in readers), "sparse" if is_sparse else input.name
+        raise InputError(f"{type(network).__name__} does not read {what} inputs. Use {names}.")
     return replace(network, longest=input.longest) if isinstance(input, Letters) else network
 
 

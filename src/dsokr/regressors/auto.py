@@ -23,7 +23,7 @@ from dsokr.outputs import count, take
 from dsokr.regressors.base import Reads, Regressor
 from dsokr.regressors.forest import Forest
 from dsokr.regressors.inputs import Encoder, Reader
-from dsokr.regressors.networks import CNN, MLP, CharTransformer, TextEncoder, WordBag
+from dsokr.regressors.networks import CNN, MLP, CharTransformer, SparseTransformer, TextEncoder, WordBag
 from dsokr.regressors.neural import Neural
 from dsokr.regressors.ridge import KernelRidge
 from dsokr.regressors.scikit import Scikit
@@ -99,7 +99,7 @@ class Auto:
             members.append(_ridge(Tanimoto()))
         network = self._choose_network(kind, raw, numbers)
         if network is not None:
-            reads: Reads = "numbers" if kind in ("table", "category") else "raw"
+            reads: Reads = "numbers" if kind in ("table", "category") and not sp.issparse(raw) else "raw"
             training = suit_training(network, count(raw), self.training)
             training = replace(training, folder=self.folder, keep_state=self.folder is not None)
             loss = self.loss or (Ranked() if ranks else Squared())
@@ -126,6 +126,8 @@ class Auto:
             longest = max(32, math.ceil(1.25 * max(map(len, raw))))
             is_worth_it = n > (FEW if kind == "string" else FEW_MOLECULES)
             return CharTransformer(layers=3, width=128, heads=4, dropout=0.1, longest=longest) if is_worth_it else None
+        if sp.issparse(raw):
+            return SparseTransformer() if n == math.inf else None
         return MLP((256, 256)) if n > FEW and not sp.issparse(numbers) else None
 
 
@@ -153,7 +155,7 @@ def suit_training(network: Any, n: int, given: Mapping[str, Any]) -> Training:
     chosen: dict[str, Any] = {"batch_size": batch_size}
     if isinstance(network, WordBag):
         chosen["learning_rate"] = 3e-3
-    elif isinstance(network, CharTransformer | TextEncoder):
+    elif isinstance(network, CharTransformer | SparseTransformer | TextEncoder):
         is_pretrained, epoch = isinstance(network, TextEncoder), -(-n // batch_size)
         chosen |= {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "linear", "gradient_clip": 1.0}
         chosen |= {"warmup_steps": min(200, epoch if is_pretrained else 5 * epoch)}
