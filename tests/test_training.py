@@ -525,31 +525,6 @@ def test_takes_what_works(tmp_path):
     assert hash(Training(folder=tmp_path, compile="default", validation_fraction=0, weight_decay=0))
 
 
-TWO_DEVICES = """
-    import os, sys, torch
-    torch.set_num_threads(1)
-    sys.path.insert(0, {tests!r})
-    from test_training import fit, network
-
-    net = network()
-    options = dict(epochs=30, batch_size=16, learning_rate=0.02, trainer={{"devices": 2, "strategy": "ddp"}})
-    history = fit(net, folder={folder!r} + "/run", **options)
-    with open(os.path.join({folder!r}, os.environ.get("LOCAL_RANK", "0")), "w") as file:
-        print(history["val_loss"][-1], net[-1].weight.sum().item(), file=file)
-"""
-
-
-@pytest.mark.slow
-def test_two_devices_share_the_work_and_agree(tmp_path):
-    """Trainer arguments pass through: two processes, each with half of every epoch, end with the same good weights."""
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(TWO_DEVICES).format(tests=os.path.dirname(__file__), folder=str(tmp_path)))
-    subprocess.run([sys.executable, str(script)], check=True, timeout=300, capture_output=True)
-    first, second = ((tmp_path / rank).read_text() for rank in "01")
-    assert first == second
-    assert float(first.split()[0]) < 1e-3
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
 def test_compiled_training_is_the_same_training():

@@ -1,5 +1,6 @@
 """Where and how to compute: devices, random numbers that leave the global state alone, loops, threads, progress."""
 
+import atexit
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from threading import RLock
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
@@ -21,6 +23,7 @@ except ImportError:
     njit = None  # type: ignore[assignment] # numba is an extra
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+T = TypeVar("T")
 
 LINE_EVERY = 10.0  # seconds between passing lines in a log
 
@@ -61,6 +64,18 @@ def seeded(seed: int) -> Iterator[None]:
     with _GLOBAL_GENERATORS, torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
+
+
+def compute_once(make: Callable[[], T]) -> T:
+    """Return ``make()``, which only the first of the processes that torchrun has started computes for all."""
+    if not dist.is_available() or not dist.is_torchelastic_launched():
+        return make()
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(dist.destroy_process_group)
+    result = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(result, device=torch.device("cpu"))
+    return cast(T, result[0])
 
 
 def compiled(function: Function, **options: Any) -> Function:

@@ -15,8 +15,8 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Generator, Tensor, nn
 
 from dsokr import decoders, kernels, losses, regressors, sketches
-from dsokr.basis import SketchedBasis, sketch_basis
-from dsokr.compute import resolve_device
+from dsokr.basis import SketchedBasis
+from dsokr.compute import compute_once, resolve_device
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, Ranking, choose_decoder
 from dsokr.decoders.pools import as_pools
 from dsokr.errors import InputError, check_k, check_types
@@ -30,7 +30,7 @@ from dsokr.regressors.inputs import OF_INPUTS, Reader, check_groups, check_input
 from dsokr.regressors.stack import format_report
 from dsokr.rules import score
 from dsokr.saving import MadeOfParts, pack, read_part, restore_model, unpack, write_model, write_part
-from dsokr.selection import Judge, choose_sketch
+from dsokr.selection import Judge, make_basis
 from dsokr.sketches import SketchSpec
 
 PARTS = {  # parts of a model, and the modules that name what they are made of
@@ -127,9 +127,8 @@ class DSOKR(MadeOfParts):
         regressor, self.reader_ = prepare_reading(auto, X, ranks=is_list)
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
-        sketch = choose_sketch(kernel, Y, seed=seed, device=device) if self.sketch == "auto" else self.sketch
-        basis = sketch_basis(kernel, Y, sketch, generator=generator, device=device)
-        basis = basis if self.dim is None else basis.rotated(Y, self.dim)
+        sketch, basis, state = compute_once(lambda: make_basis(kernel, Y, self.sketch, self.dim, generator, device))
+        basis, generator = basis if basis.device == device else basis.to(device), generator.set_state(state)
         known = EmbeddedOutputs(basis, candidates, form=form.matching(candidates_form, "candidates"))
 
         # 1.b Regression of the coordinates.

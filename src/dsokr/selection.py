@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from dsokr.basis import SketchedSpan, check_generator, sketch_span
+from dsokr.basis import SketchedBasis, SketchedSpan, check_generator, sketch_basis, sketch_span
 from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs
 from dsokr.errors import InputError
 from dsokr.kernels import Kernel
@@ -161,6 +161,16 @@ def choose_sketch(
         device=device,
     )
     return SubSample(choose_size(curve, tolerance))
+
+
+def make_basis(
+    kernel: Kernel, ys: Outputs, sketch: Any, dim: int | None, generator: Generator, device: torch.device
+) -> tuple[SketchSpec, SketchedBasis, Tensor]:
+    """Return the sketch, chosen if it is "auto", the basis, and the state of the generator after both."""
+    if sketch == "auto":
+        sketch = choose_sketch(kernel, ys, seed=generator.initial_seed(), device=device)
+    basis = sketch_basis(kernel, ys, sketch, generator=generator, device=device)
+    return sketch, basis if dim is None else basis.rotated(ys, dim), generator.get_state()
 
 
 @dataclass(frozen=True, eq=False)

@@ -225,7 +225,8 @@ class _Regression(pl.LightningModule):
         total = torch.stack([loss * rows for loss, rows in self._losses]).sum()
         mean = total / sum(rows for _, rows in self._losses)
         self._losses.clear()
-        self.log("train_loss", mean, sync_dist=self.trainer.world_size > 1)
+        mean = self.trainer.strategy.reduce(mean, reduce_op="mean")  # all devices have as many rows
+        self.log("train_loss", mean)
         if not torch.isfinite(mean):
             raise TrainingError(
                 f"The training loss became {mean.item()} in epoch {self.current_epoch + 1}. "
