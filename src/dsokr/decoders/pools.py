@@ -28,10 +28,13 @@ class Column:
 
     >>> Column(np.array([3.0, 1.0, 2.0])).find([0.5, 2.5], [2.5, 9.0])
     [tensor([1, 2]), tensor([0])]
+
+    The first ``main`` and the others are searched one after the other: both may be sorted, or the first alone.
     """
 
-    def __init__(self, values: np.ndarray):  # (c,)
-        self.values = values
+    def __init__(self, values: np.ndarray, main: int | None = None):  # (c,)
+        is_whole = main is None or main >= len(values)
+        self.values, self.parts = values, () if is_whole else (Column(values[:main]), Column(values[main:]))
 
     @cached_property
     def _sorted(self) -> tuple[np.ndarray, Tensor | None]:  # (c,), (c,)
@@ -49,6 +52,9 @@ class Column:
 
     def find(self, low: Any, high: Any) -> list[Pool]:
         """The candidates from ``low`` to ``high``, both included, for every pair of these."""
+        if self.parts:
+            pairs = zip(*(part.find(low, high) for part in self.parts), strict=True)
+            return [_join(first, others, len(self.parts[0].values)) for first, others in pairs]
         values, order = self._sorted
         ends = zip(np.searchsorted(values, low), np.searchsorted(values, high, side="right"), strict=True)
         pools = (slice(int(start), max(int(start), int(stop))) for start, stop in ends)
@@ -59,6 +65,10 @@ class Column:
         at = positions_of(pool)
         values = self.values[pool if isinstance(pool, slice) else at.numpy()]
         return at[torch.from_numpy((values >= low) & (values <= high))]
+
+
+def _join(first: Pool, others: Pool, start: int) -> Pool:
+    return torch.cat([positions_of(first), positions_of(others) + start]) if size_of(others) else first
 
 
 def positions_of(pool: Pool) -> Tensor:  # (size,)
