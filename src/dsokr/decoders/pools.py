@@ -21,6 +21,7 @@ from dsokr.rules import SAMPLE, Rule, Ties, affine, constant, largest
 
 Pool = slice | Tensor  # with a start and a stop, or (size,) positions, each once
 TABLE = 2**21  # scores held at once
+NUMBERS = 2**19  # coordinates in double precision at once: copies of more leave the cache, and take ten times as long
 
 
 class Column:
@@ -156,13 +157,13 @@ def ranks_in_pools(
 
 def _score(z: Tensor, candidates: Coordinates, pools: Sequence[Pool], rule: Rule) -> Iterator[_Table]:
     """Score all pools in double precision, those of several rows at a time."""
-    sizes = list(map(size_of, pools))
+    sizes, step = list(map(size_of, pools)), max(1, NUMBERS // z.shape[1])
     for rows in _group([row for row, size in enumerate(sizes) if size], sizes.__getitem__):
         some, at = [pools[row] for row in rows], torch.tensor(rows, device=z.device)
         lengths = [sizes[row] for row in rows]
         diag, squared = (torch.cat([part[pool] for pool in some]).double() for part in candidates[1:])
-        psi = candidates.psi
-        products = torch.cat([psi[pool].double() @ z[row] for pool, row in zip(some, rows, strict=True)])
+        pairs = [(part, row) for pool, row in zip(some, rows, strict=True) for part in candidates.psi[pool].split(step)]
+        products = torch.cat([part.double() @ z[row] for part, row in pairs])
         factor, offset = affine(rule, diag, squared)
         shift = constant(rule, z[at]).repeat_interleave(torch.tensor(lengths, device=z.device))
         scores = (products * factor + offset + shift).split(lengths)
