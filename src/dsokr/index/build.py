@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,12 +20,10 @@ from dsokr.files import DRAFT, BlockSums, check_place, lock_folder, replace_file
 from dsokr.index.candidates import (
     FILES,
     HEAD,
-    PREFIX,
+    OURS,
     Arrays,
     CandidateIndex,
     Head,
-    deleted_file,
-    faiss_file,
     import_faiss,
     map_arrays,
     map_deleted,
@@ -42,7 +39,6 @@ LINKS, EF_CONSTRUCTION = 32, 100  # of HNSW
 PER_CELL, FEWEST_PER_CELL = 64, 39  # points that FAISS learns a cell of ivfpq from
 MOST_CELLS, GRAPH = 2**14, 2**12  # more cells take hours to learn; from so many on, a graph of them pays
 FEWEST = FEWEST_PER_CELL * 256  # points to learn the 256 codes of two coordinates from
-OURS = re.compile(rf"({PREFIX.pattern})({'|'.join(map(re.escape, FILES))})|.+\.faiss|deleted\.\d+\.bin")
 NOTHING = "There are no candidates to index: the library is empty, or none of its rows can be used."
 CHUNK = 2**16  # points added at once
 
@@ -312,7 +308,7 @@ def _reorder(folder: Path, head: Head, name: str, order: np.ndarray) -> Iterator
 def write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> None:
     """Give a finished index the FAISS index in the options. The old one answers until the head names the new one."""
     kind, rule = options.kind or head.kind, options.rule or head.rule or "cosine"
-    file, new = faiss_file(folder, replace(head, kind=kind, rule=rule)), head
+    file, new = folder / replace(head, kind=kind, rule=rule).faiss_file, head
     if kind == "exact":
         new = replace(head, kind="exact", rule=None, effort=0, recall=None)
     elif (kind, rule) != (head.kind, head.rule) or file.name not in head.sums or not file.exists():
@@ -322,7 +318,7 @@ def write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> No
         with replace_file(file) as draft:
             import_faiss().write_index(made, str(draft))
         new = replace(new, sums=head.sums | {file.name: sum_file(file)})
-    named = (*FILES, file.name, deleted_file(head))
+    named = (*FILES, file.name, head.deleted_file)
     new = replace(new, sums={name: sums for name, sums in new.sums.items() if name in named})
     if new != head:
         new.write(folder)

@@ -49,6 +49,7 @@ ARRAYS = ("psi.bin", "diag.bin", "squared.bin", "texts.jsonl", "ends.bin", "numb
 FILES = (*ARRAYS, "skipped.txt")
 CHECKED = 2**26  # bytes of an index up to which all its checksums are verified when it is opened
 PREFIX = re.compile(r"(by\d*\.\d+\.)?")  # the number of a column, and a version
+OURS = re.compile(rf"{PREFIX.pattern}({'|'.join(map(re.escape, FILES))}|deleted\.\d+\.bin)|.+\.faiss")
 LARGEST = 1e12  # coordinates above this are refused: no model predicts them
 SCORES = 2**20  # computed at once in an exact search,
 NUMBERS = 2**24  # from at most this many coordinates of candidates
@@ -81,8 +82,16 @@ class Head:
     effort: int = 0  # its efSearch or nprobe
     recall: float | None = None  # its recall@10 against exact search
 
+    @property
+    def deleted_file(self) -> str:
+        return f"deleted.{self.version}.bin"
+
+    @property
+    def faiss_file(self) -> str:
+        return f"{self.kind}.{self.rule}{f'.{self.version}' if self.version else ''}.faiss"
+
     def path(self, folder: Path, name: str) -> Path:
-        return folder / f"{self.prefix}{name}"
+        return folder / (name if name.endswith(".faiss") else f"{self.prefix}{name}")
 
     def write(self, folder: Path) -> None:
         files.write_json(folder / HEAD, {"format": FORMAT, **asdict(self)}, sealed=True)
@@ -111,17 +120,15 @@ class Head:
         cells, width = 8 * len(self.columns), self.dim * (2 if self.dtype == "float16" else 4)
         widths = {"psi.bin": width, "numbers.bin": cells, "hashes.bin": cells}
         widths |= dict.fromkeys(("diag.bin", "squared.bin", "ends.bin", "codes.bin"), 8)
-        wrong = [name for name in widths if self.sizes.get(name, 0) != self.count * widths[name]]
-        if wrong or self.dim < 1 or not PREFIX.fullmatch(self.prefix) or set(self.sizes) - set(FILES):
+        sizes = {name: self.count * width for name, width in widths.items()} | {self.deleted_file: 8 * self.deleted}
+        wrong = [name for name in sizes if self.sizes.get(name, 0) != sizes[name]]
+        if wrong or self.dim < 1 or not PREFIX.fullmatch(self.prefix) or set(self.sizes) - {*FILES, *sizes}:
             raise ValueError("its parts do not fit together")
         return self
 
     def list_files(self, folder: Path) -> dict[Path, int | None]:
         """All files that the head has checksums of, and how many of their bytes count; None: all."""
-        return {
-            self.path(folder, name) if name in FILES else folder / Path(name).name: self.sizes.get(name)
-            for name in self.sums
-        }
+        return {self.path(folder, Path(name).name): self.sizes.get(name) for name in self.sums}
 
     def verify(self, folder: Path) -> int:
         """Check the checksums of all files, and return how many there are."""
@@ -188,18 +195,7 @@ def _map(folder: Path, name: str, dtype: str, head: Head) -> np.ndarray:
 
 def map_deleted(folder: Path, head: Head) -> Tensor:  # (head.deleted,)
     """The positions of deleted candidates, ascending."""
-    file = folder / deleted_file(head)
-    if not head.deleted:
-        return torch.empty(0, dtype=torch.long)
-    if not file.is_file() or file.stat().st_size != 8 * head.deleted:
-        raise ModelFolderError(
-            f"The index is damaged: {file} is missing or incomplete. Build it again, with --restart."
-        )
-    return torch.from_numpy(np.fromfile(file, np.int64))
-
-
-def deleted_file(head: Head) -> str:
-    return f"deleted.{head.version}.bin"
+    return torch.from_numpy(_map(folder, head.deleted_file, "int64", head))
 
 
 class CandidateIndex:
@@ -366,14 +362,9 @@ def import_faiss() -> Any:
     return import_extra("faiss", "search")
 
 
-def faiss_file(folder: Path, head: Head) -> Path:
-    version = f".{head.version}" if head.version else ""
-    return folder / f"{head.kind}.{head.rule}{version}.faiss"
-
-
 def read_faiss(folder: Path, head: Head) -> Any:
     """Return the FAISS index that the head names, or None; after a sort was interrupted it is not built yet."""
-    file = faiss_file(folder, head)
+    file = folder / head.faiss_file
     if file.name not in head.sums:
         return None
     faiss = import_faiss()

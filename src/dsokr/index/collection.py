@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,19 @@ DROPS = 100_000  # candidates deleted at once: the property that lists them has 
 
 
 class CollectionWriter:
-    """Adds blocks behind the candidates that the head counts, and removes what an interrupted writer left there."""
+    """Adds blocks behind the candidates that the head counts; :meth:`finish` makes them part of the index.
 
-    def __init__(self, collection: Collection, head: Head, dropped: Sequence[int] = ()):
+    What an interrupted writer left there is removed first.
+    """
+
+    def __init__(self, collection: Collection, head: Head, dropped: list[int]):
         self.collection, self.head, self.last_commit = collection, head, time.monotonic()
+        self.before = head, dropped
         collection.call("load_collection")
+        self.index = MilvusIndex(collection, head, dropped)
         collection.call("delete", filter=f"id >= {head.count}")
         if dropped:
-            collection.call("delete", ids=list(dropped))
+            collection.call("delete", ids=dropped)
 
     def add(self, block: Block) -> None:
         rows = list(self._list_rows(block))
@@ -73,6 +78,20 @@ class CollectionWriter:
         self.collection.write_head(self.head)
         self.last_commit = time.monotonic()
 
+    def finish(self, gone: Sequence[int] = ()) -> None:
+        """Let the index have what was added, and not have the candidates at these positions."""
+        if len(gone) > DROPS:
+            raise InputError(f"In Milvus at most {DROPS:,} candidates are replaced or deleted at once. Split the list.")
+        if self.head.finished and self.collection.read_head() != self.before:
+            raise InputError(f"{self.collection.address} was changed by another process meanwhile. Try again.")
+        version, deleted = self.head.version + self.head.finished, self.head.deleted + len(gone)
+        self.head = replace(self.head, finished=True, version=version, deleted=deleted)
+        self.collection.call("flush")
+        self.collection.write_head(self.head, gone)
+        if gone:
+            self.collection.call("delete", ids=list(gone))
+            self.collection.write_head(self.head)
+
 
 def build_collection(
     address: str | Path,
@@ -92,18 +111,19 @@ def build_collection(
         raise InputError("In Milvus an index is exact or hnsw, has the dtype float32, and is not sorted.")
     collection, kind = Collection(address), options.kind or "exact"
     there = collection.read_head()
-    if there and restart:
+    if there and (restart or not there[0].count):
         collection.call("drop_collection")
+        there = None
     new = Head(model, dim, source=source, columns=list(columns), kind=kind, rule=options.rule)
-    head = there[0] if there and not restart else new
+    head, dropped = there or (new, [])
     asked = {"model": model, "library": source, "kind": options.kind or head.kind, "rule": options.rule or head.rule}
     for (what, wanted), found in zip(asked.items(), (head.model, head.source, head.kind, head.rule), strict=True):
         if wanted != found:
             raise InputError(f"{collection.address} holds an index of another {what}. Discard it with --restart.")
-    if head is new:
+    if there is None:
         collection.create(head)
     if not head.finished:
-        writer = CollectionWriter(collection, head)
+        writer = CollectionWriter(collection, head, dropped)
         try:
             write_blocks(writer, collection.address, blocks, say, progress)
         finally:
@@ -111,32 +131,11 @@ def build_collection(
         if not writer.head.count:
             collection.call("drop_collection")
             raise InputError(NOTHING)
-        collection.call("flush")
-        collection.write_head(replace(writer.head, finished=True, main=writer.head.count))
+        writer.finish()
     return MilvusIndex.open(collection, model)
 
 
-@contextmanager
-def change_collection(address: str | Path, model: str) -> Iterator[CollectionChange]:
-    yield CollectionChange(MilvusIndex.open(address, model))
-
-
-class CollectionChange(CollectionWriter):
-    """Adds blocks to a finished index; :meth:`finish` makes them part of it."""
-
-    def __init__(self, index: MilvusIndex):
-        super().__init__(index.collection, index.head, index.dropped)
-        self.index = index
-
-    def finish(self, gone: Sequence[int]) -> None:
-        """Let the index have what was added, and not have the candidates at these positions."""
-        if len(gone) > DROPS:
-            raise InputError(f"In Milvus at most {DROPS:,} candidates are replaced or deleted at once. Split the list.")
-        if self.collection.read_head() != (self.index.head, self.index.dropped):
-            raise InputError(f"{self.collection.address} was changed by another process meanwhile. Try again.")
-        head = replace(self.head, version=self.head.version + 1, deleted=self.head.deleted + len(gone))
-        self.collection.write_head(head, gone)
-        if gone:
-            self.collection.call("delete", ids=list(gone))
-        self.collection.call("flush")
-        self.collection.write_head(head)
+def change_collection(address: str | Path, model: str) -> AbstractContextManager[CollectionWriter]:
+    """What changes an index in Milvus. After an error nothing has to be undone: no reader sees what was added."""
+    index = MilvusIndex.open(address, model)
+    return nullcontext(CollectionWriter(index.collection, index.head, index.dropped))

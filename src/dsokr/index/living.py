@@ -16,15 +16,7 @@ import numpy as np
 
 from dsokr.files import lock_folder, replace_file, sum_file
 from dsokr.index.build import Block, BuildOptions, Say, Writer, add_points, rewrite, tidy, write_faiss
-from dsokr.index.candidates import (
-    FILES,
-    CandidateIndex,
-    Head,
-    deleted_file,
-    faiss_file,
-    import_faiss,
-    map_arrays,
-)
+from dsokr.index.candidates import FILES, CandidateIndex, Head, import_faiss, map_arrays
 
 LATE = 0.25  # share of candidates that were deleted, or that a sorted index has got since, from which it is rewritten
 
@@ -58,10 +50,19 @@ class FolderChange:
     def finish(self, gone: Sequence[int]) -> None:
         """Let the index have what was added, and not have the candidates at these positions."""
         self.blocks.close()
-        head = replace(self.writer.head, version=self.index.head.version + 1)
-        head = self._write_deleted(head, np.union1d(self.index.deleted.numpy(), np.array(gone, np.int64)))
+        old, head = self.index.head, replace(self.writer.head, version=self.index.head.version + 1)
+        sizes = {name: size for name, size in head.sizes.items() if name != old.deleted_file}
+        positions = np.union1d(self.index.deleted.numpy(), np.array(gone, np.int64))
+        head = replace(head, deleted=len(positions), sizes=sizes | {head.deleted_file: 8 * len(positions)})
+        with replace_file(head.path(self.folder, head.deleted_file)) as draft:
+            draft.write_bytes(positions.tobytes())
+        written = [head.deleted_file]
         if self.index.faiss_index is not None:
-            head = self._write_faiss(head)
+            add_points(self.index.faiss_index, map_arrays(self.folder, head), head.rule or "cosine", self.say)
+            with replace_file(self.folder / head.faiss_file) as draft:
+                import_faiss().write_index(self.index.faiss_index, str(draft))
+            written.append(head.faiss_file)
+        head = replace(head, sums=head.sums | {name: sum_file(head.path(self.folder, name)) for name in written})
         head.write(self.folder)
         tidy(self.folder, head)
         late = head.deleted + (head.count - head.main if head.sorted_by else 0)
@@ -69,19 +70,3 @@ class FolderChange:
             self.say("Writing the candidates anew, as many have changed.")
             head = rewrite(self.folder, head, head.sorted_by)
             write_faiss(self.folder, head, BuildOptions(recall=head.recall or 0.95), self.say)
-
-    def _write_deleted(self, head: Head, positions: np.ndarray) -> Head:
-        head = replace(head, deleted=len(positions))
-        if not len(positions):
-            return head
-        file = self.folder / deleted_file(head)
-        with replace_file(file) as draft:
-            draft.write_bytes(positions.tobytes())
-        return replace(head, sums=head.sums | {file.name: sum_file(file)})
-
-    def _write_faiss(self, head: Head) -> Head:
-        add_points(self.index.faiss_index, map_arrays(self.folder, head), head.rule or "cosine", self.say)
-        file = faiss_file(self.folder, head)
-        with replace_file(file) as draft:
-            import_faiss().write_index(self.index.faiss_index, str(draft))
-        return replace(head, sums=head.sums | {file.name: sum_file(file)})

@@ -112,15 +112,13 @@ class Collection:
         for rule in rules_of(head):
             schema.add_field(rule, kinds.FLOAT_VECTOR, dim=head.dim + 1)
             indexes.add_index(rule, index_type=kind, metric_type="L2", params=given)
-        for number in range(len(head.columns)):
-            schema.add_field(f"n{number}", kinds.DOUBLE, nullable=True)
-        whole = ["code", *(f"h{number}" for number in range(len(head.columns)))]
-        for name in whole:
-            schema.add_field(name, kinds.INT64)
-        for name in (*whole, *(f"n{number}" for number in range(len(head.columns)))):
+        columns = [f"{letter}{number}" for letter in "nh" for number in range(len(head.columns))]
+        for name in ("code", *columns):
+            is_number = name.startswith("n")
+            schema.add_field(name, kinds.DOUBLE if is_number else kinds.INT64, nullable=is_number)
             indexes.add_index(name, index_type="INVERTED")
         kept = {HEAD: json.dumps(asdict(head)), DROPPED: "[]"}
-        self.call("create_collection", schema=schema, properties=kept)
+        self.call("create_collection", schema=schema, properties=kept, consistency_level="Strong")
         self.call("create_index", indexes, sync=False)  # else it waits half a second for each
 
 
