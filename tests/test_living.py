@@ -258,7 +258,7 @@ class TestMilvus:
             str(tmp_path / "file.db"): "the place cannot be written, or another process has opened it.",
             str(tmp_path / "no.db"): "no.db does not exist. Build it with dsokr embed.",
         }.items():
-            with pytest.raises((InputError, ModelFolderError), match=message):
+            with pytest.raises(InputError if "HOST" in message else ModelFolderError, match=message):
                 open_index(address)
 
     def test_a_collection_of_something_else(self, tmp_path):

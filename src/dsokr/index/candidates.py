@@ -317,13 +317,13 @@ class CandidateIndex:
 
     def find_codes(self, codes: np.ndarray) -> list[tuple[int, int]]:  # (m,)
         """Positions and codes of the candidates with one of these codes."""
-        wanted, found = np.unique(codes), []
+        wanted, found = np.unique(codes), [np.empty(0, np.int64)]
         for start in range(0, self.head.count if len(wanted) else 0, SCORES):
             some = self.arrays.codes[start : start + SCORES]
             at = np.searchsorted(wanted, some).clip(max=len(wanted) - 1)
-            found += [start + int(i) for i in np.flatnonzero(wanted[at] == some)]
-        gone = set(self.deleted.tolist())
-        return [(at, int(self.arrays.codes[at])) for at in found if at not in gone]
+            found.append(start + np.flatnonzero(wanted[at] == some))
+        there = np.setdiff1d(np.concatenate(found), self.deleted.numpy(), assume_unique=True)
+        return list(zip(there.tolist(), self.arrays.codes[there].tolist(), strict=True))
 
     def kinds(self) -> dict[str, str]:
         """Whether most cells of a column are numbers or other texts, by name."""

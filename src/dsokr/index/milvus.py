@@ -47,7 +47,7 @@ def is_milvus(address: str | Path) -> bool:
 
 
 class Collection:
-    """A collection of Milvus by its address, and its properties. What Milvus refuses is an InputError."""
+    """A collection of Milvus by its address, and its properties. What Milvus refuses is a ModelFolderError."""
 
     def __init__(self, address: str | Path):
         found = ADDRESS.fullmatch(str(address))
@@ -76,7 +76,7 @@ class Collection:
             what = str(error.message).strip().rstrip(".").partition("\n")[0]
             if "Open local milvus failed" in what:
                 what = "the place cannot be written, or another process has opened it"
-            raise InputError(f"Milvus at {self.address}: {what}.") from error
+            raise ModelFolderError(f"Milvus at {self.address}: {what}.") from error
 
     def call(self, name: str, *given: Any, **options: Any) -> Any:
         """Call a method of the client for this collection."""
