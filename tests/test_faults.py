@@ -187,9 +187,12 @@ def test_building_an_index(tmp_path, first, then):
     assert tried > 20
 
 
-@pytest.mark.parametrize("options", [{}, {"sort_by": "mass"}, {"kind": "hnsw"}], ids=str)
-@pytest.mark.parametrize("many", [20, 100])
-def test_updating_an_index(tmp_path, options, many):
+@pytest.mark.parametrize(
+    ("many", "options"),
+    [(20, {}), (100, {"sort_by": "mass"}), (20, {"kind": "hnsw"}), (100, {"kind": "hnsw"})],
+    ids=str,
+)
+def test_updating_an_index(tmp_path, many, options):
     """The old candidates, or the new ones; with many changes the index is then written anew."""
     if "kind" in options:
         pytest.importorskip("faiss")
