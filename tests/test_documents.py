@@ -82,3 +82,22 @@ def test_the_defaults_are_compared_where_all_folds_are_known(render, tmp_path):
     assert "| wine | 0.820 | **0.822** |" in fields["rankings"] and "sushi" not in fields["rankings"]
     assert "sushi" in fields["missing"] and "wine" not in fields["missing"]
     assert "| yeast | 0.520 | 0.522 | 0.0018 ± 0.0000 |" in fields["kernels"]
+
+
+def test_the_compose_file_fits_the_page():
+    """It cannot be started here: its parts must at least fit together, and the page name its port."""
+    yaml = pytest.importorskip("yaml")
+    found = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+    services = found["services"]
+    for service in services.values():
+        assert re.fullmatch(r"[\w./-]+:v?[\w.-]+", service["image"]) and service["healthcheck"]["test"]
+        assert set(service.get("depends_on", ())) <= set(services)
+        assert {volume.partition(":")[0] for volume in service["volumes"]} <= set(found["volumes"])
+    milvus, store = services["milvus"], services["minio"]["environment"]
+    addresses = [milvus["environment"][name].split(":") for name in ("ETCD_ENDPOINTS", "MINIO_ADDRESS")]
+    assert addresses == [["etcd", "2379"], ["minio", "9000"]] and set(milvus["depends_on"]) == {"etcd", "minio"}
+    assert ":2379" in services["etcd"]["command"]
+    keys = [milvus["environment"][name] for name in ("MINIO_ACCESS_KEY_ID", "MINIO_SECRET_ACCESS_KEY")]
+    assert keys == [store["MINIO_ROOT_USER"], store["MINIO_ROOT_PASSWORD"]]
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert any(port.endswith(":19530:19530") for port in milvus["ports"]) and "milvus://localhost:19530/" in page

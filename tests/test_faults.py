@@ -20,7 +20,8 @@ from dsokr.commands.options import CalibrateOptions
 from dsokr.commands.predictor import Predictor
 from dsokr.commands.tables import Problems, write_table
 from dsokr.errors import DSOKRError
-from dsokr.index import Block, BuildOptions, CandidateIndex, build
+from dsokr.index import Block, BuildOptions, CandidateIndex, Listed, build, update
+from dsokr.index.columns import as_hashes
 from dsokr.regressors import KernelRidge
 from test_damage import PSI, N, P, Z
 
@@ -184,6 +185,42 @@ def test_building_an_index(tmp_path, first, then):
         assert ask(index) == ask(CandidateIndex.open(folder)) == expected
         assert index.head.sorted_by == then.get("sort_by", "") and not list(folder.glob(".*"))
     assert tried > 20
+
+
+@pytest.mark.parametrize(
+    ("many", "options"),
+    [(20, {}), (100, {"sort_by": "mass"}), (20, {"kind": "hnsw"}), (100, {"kind": "hnsw"})],
+    ids=str,
+)
+def test_updating_an_index(tmp_path, many, options):
+    """The old candidates, or the new ones; with many changes the index is then written anew."""
+    if "kind" in options:
+        pytest.importorskip("faiss")
+    folder, gone, tried = tmp_path / "index", [f"text {i}" for i in range(many)], 0
+    rows, texts = -PSI[:many], [f"new {i}" for i in range(many)]
+    added = Block(texts, rows, rows.square().sum(1), cells={"mass": ["5"] * many})
+    before = {f"text {i}" for i in range(N)}
+    after = before - set(gone) | set(texts)
+
+    def change(where=folder):
+        return update(where, [added], [Listed(gone, as_hashes(gone))], model="m")
+
+    def read():
+        index = CandidateIndex.open(folder, "m")
+        return {index.texts[at] for at in index.search(Z[:1], 2 * N, "cosine").indices[0].tolist()}
+
+    embed(tmp_path / "old", **options)
+    dsokr.files.shutil.copytree(tmp_path / "old", tmp_path / "counted")
+    cases = list(faults(lambda: change(tmp_path / "counted")))
+    for case in cases[:: len(cases) // 14]:  # all take a minute
+        dsokr.files.shutil.rmtree(folder, ignore_errors=True)
+        dsokr.files.shutil.copytree(tmp_path / "old", folder)
+        inject(change, *case)
+        tried += 1
+        assert read() in (before, after), case
+        change()  # the same again
+        assert read() == after and not list(folder.glob(".*")) and CandidateIndex.open(folder).head.verify(folder)
+    assert tried > 13
 
 
 def test_readers_beside_a_writer_find_a_whole_model(tmp_path, predictors):

@@ -385,7 +385,7 @@ class TestOpen:
             CandidateIndex.open(tmp_path)
 
     @pytest.mark.parametrize(
-        "text", ["{", "[]", "{}", '{"format": 4}', '{"format": 4, "model": "m", "dim": 1, "x": 0}']
+        "text", ["{", "[]", "{}", '{"format": 5}', '{"format": 5, "model": "m", "dim": 1, "x": 0}']
     )
     def test_a_damaged_head(self, tmp_path, text):
         (tmp_path / "index.json").write_text(text)

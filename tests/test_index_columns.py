@@ -94,7 +94,7 @@ def test_sorting_later_another_way_or_anew(library, tmp_path, z):
         index = build_index(tmp_path / "i", library, **again)
         assert [index.texts[at] for at in index.search(z, 3, "cosine").indices.flatten().tolist()] == best
         names = {path.name.partition(".")[0] for path in (tmp_path / "i").glob("*.bin")}
-        assert len(names) == (6 if index.head.sorted_by == "" else 1)
+        assert len(names) == (7 if index.head.sorted_by == "" else 1)
 
 
 def test_a_sort_that_was_interrupted_is_done_again(library, tmp_path, monkeypatch, z):

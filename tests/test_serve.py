@@ -21,6 +21,7 @@ from dsokr.commands.reasons import explain_answer
 from dsokr.conformal import Calibration
 from dsokr.errors import InputError, UndefinedAt
 from dsokr.explain import explain, explain_input
+from dsokr.index import CandidateIndex
 from dsokr.regressors import KernelRidge
 from serving import DIM, MOLECULES, HandMade, Kind, describe_molecules, reason_by_letters, running
 
@@ -110,7 +111,7 @@ class TestPossibleCandidates:
     @staticmethod
     def client(model):
         texts, psi, diag = MOLECULES, *(part for part in model.index().arrays[:2])
-        index = answers.CandidateIndex.in_memory(texts, psi, diag, cells=TestPossibleCandidates.cells)
+        index = CandidateIndex.in_memory(texts, psi, diag, cells=TestPossibleCandidates.cells)
         return Client(model, index=index)
 
     def test_windows_and_equal_cells(self, client):

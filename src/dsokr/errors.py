@@ -39,7 +39,7 @@ class UndefinedAt(KernelError):
 
 
 class ModelFolderError(DSOKRError, ValueError):
-    """A saved model or index is missing, damaged, or from a version that cannot be read."""
+    """A saved model or index is missing, damaged, out of reach, or from a version that cannot be read."""
 
 
 class MissingExtraError(DSOKRError, ImportError):

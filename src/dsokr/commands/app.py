@@ -106,12 +106,13 @@ _add_command("calibrate", "guarantee.calibrate", options.CalibrateOptions)
 _add_command("evaluate", "evaluate.evaluate_table", options.EvaluateOptions)
 _add_command("report", "evaluate.report", options.ReportOptions)
 _add_command("embed", "library.embed", options.EmbedOptions)
+_add_command("update", "library.update", options.UpdateOptions)
 
 
 @app.command()
 def serve(
     model: options.Folder,
-    index: Annotated[Path | None, typer.Option(help="Index of `dsokr embed`; without it, the known outputs.")] = None,
+    index: Annotated[str | None, typer.Option(help="Index of `dsokr embed`; without it, the known outputs.")] = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 is for everyone on the network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = 10.0,

@@ -3,7 +3,8 @@
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -11,20 +12,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import joblib
+import numpy as np
 import scipy.sparse as sp
 import torch
 
+from dsokr import index as index_
 from dsokr.commands.cells import count_of
 from dsokr.commands.columns import Molecule
 from dsokr.commands.kinds import OutputKind, Read
-from dsokr.commands.options import EmbedOptions, Result, Say
+from dsokr.commands.options import EmbedOptions, Result, Say, UpdateOptions
 from dsokr.commands.possible import OF_MOLECULES, complete
 from dsokr.commands.predictor import Predictor
 from dsokr.commands.tables import Problems, Rows, Table
 from dsokr.decoders import EmbeddedOutputs
 from dsokr.errors import InputError, Interrupted
 from dsokr.files import checksum
-from dsokr.index import Block, BuildOptions, CandidateIndex, build, fingerprint
+from dsokr.index import Block, BuildOptions, CandidateIndex, Index, build, fingerprint
 from dsokr.kernels import Kernel
 from dsokr.outputs import take
 
@@ -33,13 +36,14 @@ LARGE = 1_000_000  # bytes of a file of molecules from which on starting further
 
 
 class Listed(NamedTuple):
-    """Candidates of a file: their cells, names, values and further columns, and the last row read for them."""
+    """Candidates of a file: their cells, names, values and further columns, the last row read for them, and codes."""
 
     cells: list[str]
     names: list[str]
     values: Any
     columns: dict[str, list[str]]
     row: int
+    codes: np.ndarray  # (n,) int64
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class Inspect:
             return (self.output.key(cell).encode(errors="surrogatepass") for cell in cells)
         rows = sp.csr_array(values).sorted_indices()
         ends = pairwise(rows.indptr.tolist())
-        return (rows.indices[a:b].tobytes() + rows.data[a:b].tobytes() for a, b in ends)
+        indices, numbers = rows.indices.astype(np.int64), rows.data.astype(np.float64)  # of any version of SciPy
+        return (indices[a:b].tobytes() + numbers[a:b].tobytes() for a, b in ends)
 
 
 def _shorten(text: bytes) -> bytes:
@@ -134,7 +139,8 @@ class Library:
             further = {name: [rows.cells[name][first[cell]] for cell in found] for name in (*self.name, *self.further)}
             names = further.pop(self.name[0]) if self.name else [""] * len(found)
             computed = {name: take(column, fresh) for name, column in columns.items()}
-            yield Listed(found, names, take(read.values, fresh), computed | further, rows.attempted[-1])
+            kept = np.frombuffer(b"".join(codes[place] for place in fresh), np.int64)
+            yield Listed(found, names, take(read.values, fresh), computed | further, rows.attempted[-1], kept)
         if not self.candidates and not start:
             raise self.table.unusable(self.problems)
 
@@ -185,7 +191,7 @@ def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
     started, predictor = time.monotonic(), Predictor.load(options.model, options.device)
     rule: Any = options.rule or (predictor.rule if options.kind else None)
     library, basis = Library(predictor, options.library, options.candidates_column, problems, None), predictor.basis
-    try:
+    with _explained(options.out, f"Run the same command to resume; {options.out} keeps what is done."):
         index = build(
             options.out,
             lambda start: _embed_blocks(library, start),
@@ -198,34 +204,64 @@ def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
             progress=lambda now: say(f"{now.rows:,} candidates, {now.rate:,.0f}/s", passing=True),
             restart=options.restart,
         )
-    except KeyboardInterrupt as stop:
-        raise Interrupted(f"Stopped. Run the same command to resume; {options.out} keeps what is done.") from stop
-    except OSError as error:
-        place = error.filename or options.out
-        raise InputError(f"{place} cannot be read or written: {error.strerror or error}.") from error
     head = index.head
     duplicates = max(library.rows - head.count - head.skipped, 0)
-    facts = {"index": str(options.out), "candidates": head.count, "skipped": head.skipped, "duplicates": duplicates}
+    facts = {"index": options.out, "candidates": head.count, "skipped": head.skipped, "duplicates": duplicates}
     facts |= {"kind": head.kind, "recall@10": head.recall, "seconds": time.monotonic() - started}
     return Result(facts, [f"{describe(head.count, duplicates)} in the index {options.out}."])
+
+
+@contextmanager
+def _explained(place: str, stopped: str) -> Iterator[None]:
+    """Say what to do after Ctrl-C, and where a file could not be written."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"Stopped. {stopped}") from stop
+    except OSError as error:
+        raise InputError(f"{error.filename or place} cannot be read or written: {error.strerror or error}.") from error
+
+
+def update(options: UpdateOptions, problems: Problems, say: Say) -> Result:
+    """Change the candidates of an index, all at once."""
+    if options.add is None and options.delete is None:
+        raise InputError("Name a file of candidates with --add, with --delete, or with both.")
+    predictor, place = Predictor.load(options.model, options.device), options.index
+    index, column = open_index(predictor, place), options.candidates_column
+    added: Iterable[Block] = ()
+    deleted: Iterable[index_.Listed] = ()
+    if options.add is not None:
+        added = _embed_blocks(Library(predictor, options.add, column, problems, index.head.columns), 0)
+    if options.delete is not None:
+        listed = Library(predictor, options.delete, column, problems).blocks()
+        deleted = (index_.Listed(some.cells, some.codes) for some in listed)
+    model, key = index.head.model, predictor.output.key
+    with _explained(place, f"{place} is as it was."):
+        changes = index_.update(place, added, deleted, model=model, key=key, say=say)
+    count = len(index) + changes.added - changes.deleted
+    parts = ", ".join(f"{number:,} {name}" for name, number in changes._asdict().items() if name != "missing")
+    lines = [f"{parts}: {count_of(count, 'candidate')} in the index {place}."]
+    if changes.missing:
+        lines.append(f"{count_of(changes.missing, 'candidate')} to be deleted were not in it.")
+    return Result({"index": place, "candidates": count, **changes._asdict()}, lines)
 
 
 def _embed_blocks(library: Library, start: int) -> Iterator[Block]:
     basis, last = library.predictor.basis, start
     file, found = str(library.table.path), library.problems.found
-    for cells, names, values, columns, row in library.blocks(start):
+    for cells, names, values, columns, row, codes in library.blocks(start):
         if row > start:
             skipped = [found[file, at].sentence() for at in range(last + 1, row + 1) if (file, at) in found]
             psi, diag = torch.empty(0, basis.dim), torch.empty(0)
             if cells:
                 psi, diag = EmbeddedOutputs(basis, values).coordinates()
-            yield Block(cells, psi, diag, names, read=row - last, skipped=skipped, cells=columns)
+            yield Block(cells, psi, diag, names, read=row - last, skipped=skipped, cells=columns, codes=codes)
             last = row
 
 
-def open_index(predictor: Predictor, folder: Path | None, describe: bool = False) -> CandidateIndex:
+def open_index(predictor: Predictor, place: Path | str | None, describe: bool = False) -> Index:
     """Open an index of this model; without one, the outputs known from training, with columns if wanted."""
-    if folder is not None:
-        return CandidateIndex.open(folder, fingerprint(predictor.basis))
+    if place is not None:
+        return index_.open_index(place, fingerprint(predictor.basis))
     columns = complete(predictor.output, predictor.known, {}) if describe else {}
     return CandidateIndex.in_memory(predictor.known, *predictor.model.known_.coordinates(), cells=columns)

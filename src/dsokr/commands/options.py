@@ -27,7 +27,9 @@ SHARES = {"auto": 0.1, "skip": 1.0, "fail": 0.0}  # of the rows that may be skip
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Folder = Annotated[Path, typer.Argument(help="Folder of a model made by `dsokr fit`.")]
 Column = Annotated[str | None, typer.Option(help="Column of the candidates, if it is not clear.")]
-CANDIDATES = typer.Option("--candidates", "--index", help="A table, a .smi list, or an index of `dsokr embed`.")
+CANDIDATES = typer.Option(
+    "--candidates", "--index", help="A table, a .smi list, or an index of `dsokr embed`, also in Milvus."
+)
 Pool = Annotated[str | None, typer.Option(help="Rows with the same cell here are one input, such as several spectra.")]
 Rule = Annotated[str | None, typer.Option(help="How candidates are scored: kernel, projected or cosine.")]
 NOT_IN_CONFIG = {"config", "restart", "as_json"}
@@ -187,7 +189,7 @@ class EmbedOptions(Options):
 
     model: Folder
     library: Annotated[Path, typer.Argument(help="Candidates: a table, a .smi list, or lines; compressed or not.")]
-    out: Annotated[Path, typer.Option(help="Folder for the index.")]
+    out: Annotated[str, typer.Option(help="Folder for the index, or milvus://HOST:PORT/COLLECTION, or a file .db.")]
     kind: Annotated[str | None, typer.Option(help="exact, hnsw or ivfpq; by default as it is, or exact.")] = None
     rule: Rule = None
     dtype: Annotated[str, typer.Option(help="float32, or float16 at half the size.")] = "float32"
@@ -197,4 +199,18 @@ class EmbedOptions(Options):
         str | None,
         typer.Option(help="A column, such as exact_mass: candidates within a window of it are found faster."),
     ] = None
-    restart: Annotated[bool, typer.Option("--restart", help="Discard the index in the folder.")] = False
+    restart: Annotated[bool, typer.Option("--restart", help="Discard the index that is there.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions(Options):
+    """Add, replace and delete candidates of an index, all at once. Whoever searches it meanwhile is not disturbed.
+
+    A candidate that is added although it is there is replaced: its name and its columns are the new ones.
+    """
+
+    index: Annotated[str, typer.Argument(help="Index of `dsokr embed`: a folder, or an address of Milvus.")]
+    model: Annotated[Path, typer.Option(help="Folder of the model that it was embedded with.")]
+    add: Annotated[Path | None, typer.Option(help="Candidates to add or replace, as for `dsokr embed`.")] = None
+    delete: Annotated[Path | None, typer.Option(help="Candidates to delete.")] = None
+    candidates_column: Column = None

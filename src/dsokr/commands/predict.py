@@ -26,7 +26,7 @@ from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.pools import positions_of, size_of
 from dsokr.decoders.scan import Scan
 from dsokr.errors import InputError
-from dsokr.index import Columns, Condition
+from dsokr.index import Columns, Condition, is_index
 from dsokr.outputs import take
 from dsokr.rules import Rule, check_rule
 
@@ -99,9 +99,9 @@ def _check_options(options: PredictOptions) -> None:
         raise InputError("--candidates and --candidates-for are two lists of candidates. Choose one.")
     if options.candidates_for is not None and (options.match or options.within or options.show):
         raise InputError("--match, --within and --show are about columns of candidates: lists in a column have none.")
-    is_index = options.candidates is not None and options.candidates.is_dir()
-    check_writable(options.out, options.inputs, None if is_index else options.candidates)
-    if options.candidates_column is not None and is_index:
+    has_index = options.candidates is not None and is_index(options.candidates)
+    check_writable(options.out, options.inputs, None if has_index else options.candidates)
+    if options.candidates_column is not None and has_index:
         raise InputError(f"--candidates-column names a column of a file: {options.candidates} is an index.")
     is_listed = options.candidates is not None or options.candidates_for is not None or options.match or options.within
     for name in ("candidates_column", "top", "rule", "show"):
@@ -147,7 +147,7 @@ def _answer(
     if is_guarded and sure is not None:  # ranked for the calibration's inputs, too: this list is another
         top, z = LISTED, torch.cat([sure.pairs_["z"].to(z), z])
         conditions = Possible(options).after(sure.pairs_.get("conditions"), conditions) if conditions else []
-    if options.candidates is None or options.candidates.is_dir():
+    if options.candidates is None or is_index(options.candidates):
         index = open_index(predictor, options.candidates, describe=True)
         columns = [index.names, *(index.find_cells(name) for name in shown)]
         hits = list_hits(

@@ -21,6 +21,7 @@ from dsokr.rules import SAMPLE, Rule, Ties, affine, constant, largest
 
 Pool = slice | Tensor  # with a start and a stop, or (size,) positions, each once
 TABLE = 2**21  # scores held at once
+NUMBERS = 2**19  # coordinates in double precision at once: copies of more leave the cache, and take ten times as long
 
 
 class Column:
@@ -28,10 +29,13 @@ class Column:
 
     >>> Column(np.array([3.0, 1.0, 2.0])).find([0.5, 2.5], [2.5, 9.0])
     [tensor([1, 2]), tensor([0])]
+
+    The first ``main`` and the others are searched one after the other: both may be sorted, or the first alone.
     """
 
-    def __init__(self, values: np.ndarray):  # (c,)
-        self.values = values
+    def __init__(self, values: np.ndarray, main: int | None = None):  # (c,)
+        is_whole = main is None or main >= len(values)
+        self.values, self.parts = values, () if is_whole else (Column(values[:main]), Column(values[main:]))
 
     @cached_property
     def _sorted(self) -> tuple[np.ndarray, Tensor | None]:  # (c,), (c,)
@@ -49,6 +53,9 @@ class Column:
 
     def find(self, low: Any, high: Any) -> list[Pool]:
         """The candidates from ``low`` to ``high``, both included, for every pair of these."""
+        if self.parts:
+            pairs = zip(*(part.find(low, high) for part in self.parts), strict=True)
+            return [_join(first, others, len(self.parts[0].values)) for first, others in pairs]
         values, order = self._sorted
         ends = zip(np.searchsorted(values, low), np.searchsorted(values, high, side="right"), strict=True)
         pools = (slice(int(start), max(int(start), int(stop))) for start, stop in ends)
@@ -59,6 +66,10 @@ class Column:
         at = positions_of(pool)
         values = self.values[pool if isinstance(pool, slice) else at.numpy()]
         return at[torch.from_numpy((values >= low) & (values <= high))]
+
+
+def _join(first: Pool, others: Pool, start: int) -> Pool:
+    return torch.cat([positions_of(first), positions_of(others) + start]) if size_of(others) else first
 
 
 def positions_of(pool: Pool) -> Tensor:  # (size,)
@@ -146,13 +157,13 @@ def ranks_in_pools(
 
 def _score(z: Tensor, candidates: Coordinates, pools: Sequence[Pool], rule: Rule) -> Iterator[_Table]:
     """Score all pools in double precision, those of several rows at a time."""
-    sizes = list(map(size_of, pools))
+    sizes, step = list(map(size_of, pools)), max(1, NUMBERS // z.shape[1])
     for rows in _group([row for row, size in enumerate(sizes) if size], sizes.__getitem__):
         some, at = [pools[row] for row in rows], torch.tensor(rows, device=z.device)
         lengths = [sizes[row] for row in rows]
         diag, squared = (torch.cat([part[pool] for pool in some]).double() for part in candidates[1:])
-        psi = candidates.psi
-        products = torch.cat([psi[pool].double() @ z[row] for pool, row in zip(some, rows, strict=True)])
+        pairs = [(part, row) for pool, row in zip(some, rows, strict=True) for part in candidates.psi[pool].split(step)]
+        products = torch.cat([part.double() @ z[row] for part, row in pairs])
         factor, offset = affine(rule, diag, squared)
         shift = constant(rule, z[at]).repeat_interleave(torch.tensor(lengths, device=z.device))
         scores = (products * factor + offset + shift).split(lengths)

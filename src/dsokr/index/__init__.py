@@ -1,6 +1,8 @@
-"""Candidates on disk, by their coordinates: built once, searched many times."""
+"""Candidates by their coordinates, on disk or in Milvus: built once, searched many times, and changed meanwhile."""
 
 from dsokr.files import fingerprint
-from dsokr.index.build import Block, BuildOptions, Progress, build
+from dsokr.index.build import Block, BuildOptions, Progress
 from dsokr.index.candidates import CandidateIndex, Head
 from dsokr.index.columns import Columns, Condition
+from dsokr.index.milvus import MilvusIndex
+from dsokr.index.places import Changes, Index, Listed, build, is_index, open_index, update

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from dsokr.errors import InputError, check_fields
 from dsokr.files import DRAFT, BlockSums, check_place, lock_folder, replace_file, sum_file
-from dsokr.index.candidates import FILES, HEAD, Arrays, CandidateIndex, Head, faiss_file, import_faiss, map_arrays
+from dsokr.index.candidates import (
+    FILES,
+    HEAD,
+    OURS,
+    Arrays,
+    CandidateIndex,
+    Head,
+    import_faiss,
+    map_arrays,
+    map_deleted,
+)
 from dsokr.index.columns import as_hashes, as_numbers
 from dsokr.rules import Rule, as_points
 
@@ -27,7 +37,9 @@ STEPS = [step for power in range(2, 11) for step in (2**power, 3 * 2 ** (power -
 EFFORTS = {"hnsw": STEPS[6:-1], "ivfpq": STEPS[:13]}  # 32 to 1024 and 4 to 256: the least that is enough is taken
 LINKS, EF_CONSTRUCTION = 32, 100  # of HNSW
 PER_CELL, FEWEST_PER_CELL = 64, 39  # points that FAISS learns a cell of ivfpq from
+MOST_CELLS, GRAPH = 2**14, 2**12  # more cells take hours to learn; from so many on, a graph of them pays
 FEWEST = FEWEST_PER_CELL * 256  # points to learn the 256 codes of two coordinates from
+NOTHING = "There are no candidates to index: the library is empty, or none of its rows can be used."
 CHUNK = 2**16  # points added at once
 
 Say = Callable[[str], None]
@@ -43,6 +55,7 @@ class Block(NamedTuple):
     read: int | None = None  # rows of the library behind this block, skipped ones included; by default one per text
     skipped: Sequence[str] = ()  # a sentence for every row left out
     cells: Mapping[str, Sequence[str]] = {}  # of further columns
+    codes: np.ndarray | None = None  # (n,) int64: those that mean the same have equal ones; by default of their texts
 
 
 @dataclass(frozen=True)
@@ -111,8 +124,8 @@ def build(
             head = _write_candidates(folder, head, blocks, say, progress)
         if options.sort_by not in (None, head.sorted_by):
             say(f"Sorting the candidates by {options.sort_by}.")
-            head = sort_index(folder, head, str(options.sort_by))
-        _write_faiss(folder, head, options, say)
+            head = rewrite(folder, head, str(options.sort_by))
+        write_faiss(folder, head, options, say)
         return CandidateIndex.open(folder, model)
 
 
@@ -133,42 +146,47 @@ def _find_head(folder: Path, wanted: Head, restart: bool) -> Head:
 
 
 def _write_candidates(folder: Path, head: Head, blocks: Blocks, say: Say, progress: Report) -> Head:
-    if not head.count:
-        for old in folder.glob("by*.*"):
-            old.unlink()  # of a sorted index that is discarded
-    if head.count:
-        say(f"Resuming after {head.count:,} candidates that are already in {folder}.")
-    start, before = time.monotonic(), head.count
     with ExitStack() as stack:
         writer = Writer(folder, head, stack)
-        for block in blocks(head.read):
-            writer.add(block)
-            now, rate = writer.head, (writer.head.count - before) / max(time.monotonic() - start, 1e-9)
-            progress(Progress(now.count, now.read, now.skipped, rate))
+        write_blocks(writer, folder, blocks, say, progress)
     if not writer.head.count:
         for name in (*FILES, HEAD):
             (folder / name).unlink()
-        raise InputError("There are no candidates to index: the library is empty, or none of its rows can be used.")
-    head = replace(writer.head, finished=True)
+        raise InputError(NOTHING)
+    head = replace(writer.head, finished=True, main=writer.head.count)
     head.write(folder)
     return head
 
 
+def write_blocks(writer: Any, place: object, blocks: Blocks, say: Say, progress: Report) -> None:
+    """Add all blocks after those that the head of a writer counts."""
+    start, before = time.monotonic(), writer.head.count
+    if before:
+        say(f"Resuming after {before:,} candidates that are already in {place}.")
+    for block in blocks(writer.head.read):
+        writer.add(block)
+        now, rate = writer.head, (writer.head.count - before) / max(time.monotonic() - start, 1e-9)
+        progress(Progress(now.count, now.read, now.skipped, rate))
+
+
 class Writer:
-    """Appends blocks to an index, from the last commit on. A commit flushes them to disk.
+    """Appends blocks to an index, from the last commit on. A commit flushes them to disk, and writes the head of a
+    build; that of an update is written when all is done.
 
     At the end of ``stack`` the complete blocks are committed, also on an error, and the files are closed.
     """
 
     def __init__(self, folder: Path, head: Head, stack: ExitStack):
         self.folder, self.head, self.last_commit = folder, head, time.monotonic()
-        head.write(folder)
+        if not head.finished:
+            head.write(folder)
+        tidy(folder, head)
         self.files = {name: stack.enter_context(_open_at(folder, name, head)) for name in FILES}
         self.sums = {name: BlockSums(head.sums.get(name, ""), head.sizes.get(name, 0)) for name in FILES}
         stack.callback(self.commit)
 
     def add(self, block: Block) -> None:
-        rows, diag = self._check(block)
+        rows, diag = check_block(block, self.head)
         cells = [block.cells[name] for name in self.head.columns]
         parts = zip(block.texts, block.names or [""] * len(rows), *cells, strict=True)
         lines = [json.dumps(part, ensure_ascii=False).encode() + b"\n" for part in parts]
@@ -176,34 +194,13 @@ class Writer:
         skipped = "".join(f"{sentence}\n" for sentence in block.skipped).encode()
         arrays = (part.numpy().tobytes() for part in (rows, diag, rows.double().square().sum(dim=1)))
         tables = (np.array([read(column) for column in cells]).T.tobytes() for read in (as_numbers, as_hashes))
-        written = *arrays, b"".join(lines), ends.tobytes(), *tables, skipped
+        written = *arrays, b"".join(lines), ends.tobytes(), *tables, codes_of(block).tobytes(), skipped
         for (name, file), part in zip(self.files.items(), written, strict=True):
             file.write(part)
             self.sums[name].add(part)
-        self.head = replace(
-            self.head,
-            count=self.head.count + len(rows),
-            read=self.head.read + (len(rows) if block.read is None else block.read),
-            skipped=self.head.skipped + len(block.skipped),
-            sizes={name: file.tell() for name, file in self.files.items()},
-        )
+        self.head = replace(advance(self.head, block), sizes={name: file.tell() for name, file in self.files.items()})
         if time.monotonic() - self.last_commit > COMMIT_SECONDS:
             self.commit()
-
-    def _check(self, block: Block) -> tuple[Tensor, Tensor]:  # (n, p) as stored, (n,)
-        psi, diag, n = block.psi.detach().cpu(), block.diag.detach().cpu().double(), len(block.texts)
-        shapes = [tuple(psi.shape), tuple(diag.shape), n if block.names is None else len(block.names)]
-        if shapes != [(n, self.head.dim), (n,), n]:
-            raise InputError(
-                f"A block of {n} texts needs coordinates ({n}, {self.head.dim}), a diagonal ({n},) and {n} names or "
-                f"none. Got {shapes[0]}, {shapes[1]} and {shapes[2]}."
-            )
-        rows = psi.to(getattr(torch, self.head.dtype))
-        finite = rows.isfinite().all(dim=1) & diag.isfinite()
-        if not finite.all():
-            text = block.texts[int((~finite).nonzero()[0])]
-            raise InputError(f"Candidate {text!r} has coordinates that are not finite in {self.head.dtype}.")
-        return rows, diag
 
     def commit(self) -> None:
         for file in self.files.values():
@@ -211,41 +208,82 @@ class Writer:
             os.fsync(file.fileno())
         sizes = self.head.sizes  # less than was written, if a write failed
         sums = {name: str(made) for name, made in self.sums.items() if made.size == sizes.get(name, 0)}
-        sums |= {name: sum_file(self.folder / name, sizes.get(name, 0)) for name in FILES if name not in sums}
-        self.head = replace(self.head, sums=sums)
-        self.head.write(self.folder)
+        paths = {name: self.head.path(self.folder, name) for name in FILES if name not in sums}
+        self.head = replace(self.head, sums=sums | {name: sum_file(paths[name], sizes.get(name, 0)) for name in paths})
+        if not self.head.finished:
+            self.head.write(self.folder)
         self.last_commit = time.monotonic()
 
 
+def check_block(block: Block, head: Head) -> tuple[Tensor, Tensor]:  # (n, p) as stored, (n,)
+    psi, diag, n = block.psi.detach().cpu(), block.diag.detach().cpu().double(), len(block.texts)
+    shapes = [tuple(psi.shape), tuple(diag.shape), n if block.names is None else len(block.names)]
+    if shapes != [(n, head.dim), (n,), n]:
+        raise InputError(
+            f"A block of {n} texts needs coordinates ({n}, {head.dim}), a diagonal ({n},) and {n} names or "
+            f"none. Got {shapes[0]}, {shapes[1]} and {shapes[2]}."
+        )
+    rows = psi.to(getattr(torch, head.dtype))
+    finite = rows.isfinite().all(dim=1) & diag.isfinite()
+    if not finite.all():
+        text = block.texts[int((~finite).nonzero()[0])]
+        raise InputError(f"Candidate {text!r} has coordinates that are not finite in {head.dtype}.")
+    return rows, diag
+
+
+def advance(head: Head, block: Block) -> Head:
+    """The head after a block, which was read from the library with the rows it skips."""
+    count, read = len(block.texts), len(block.texts) if block.read is None else block.read
+    skipped = head.skipped + len(block.skipped)
+    return replace(head, count=head.count + count, read=head.read + read, skipped=skipped)
+
+
+def codes_of(block: Block) -> np.ndarray:  # (n,)
+    return as_hashes(block.texts) if block.codes is None else block.codes
+
+
 def _open_at(folder: Path, name: str, head: Head) -> BinaryIO:
-    size = head.sizes.get(name, 0)
-    if not size:
-        (folder / name).unlink(missing_ok=True)  # another process may have mapped it
-    file = (folder / name).open("ab")
+    size, path = head.sizes.get(name, 0), head.path(folder, name)
+    if not size and not head.finished:
+        path.unlink(missing_ok=True)  # another process may have mapped it
+    file = path.open("ab")
     file.truncate(size)
     file.seek(size)
     return file
 
 
-def sort_index(folder: Path, head: Head, column: str) -> Head:
-    """Write all files anew in the order of a column, under another prefix, and let the head name these."""
-    new, sums = replace(head, sorted_by=column, prefix=f"by{head.columns.index(column)}."), {}
-    order = np.argsort(map_arrays(folder, head).columns.numbers(column), kind="stable")
+def tidy(folder: Path, head: Head) -> None:
+    """Remove files of an index that the head does not name: of other versions, or of a build that was discarded."""
+    named = {path.name for path in head.list_files(folder)}
+    for path in folder.iterdir():
+        if OURS.fullmatch(path.name) and path.name not in named:
+            path.unlink()
+
+
+def rewrite(folder: Path, head: Head, column: str) -> Head:
+    """Write all files anew, without deleted candidates and in the order of a column, if there is one.
+
+    They have another prefix, which the new head names.
+    """
+    place, version = head.columns.index(column) if column else "", head.version + 1
+    order = np.setdiff1d(np.arange(head.count), map_deleted(folder, head).numpy(), assume_unique=True)
+    if column:
+        order = order[np.argsort(map_arrays(folder, head).columns.numbers(column)[order], kind="stable")]
+    new = replace(head, sorted_by=column, prefix=f"by{place}.{version}.", version=version, deleted=0)
+    sums = {name: BlockSums() for name in FILES}
     with ExitStack() as stack:
         for name in FILES:
             file = stack.enter_context(new.path(folder, name).open("wb"))
-            sums[name] = BlockSums()
             for part in _reorder(folder, head, name, order):
                 file.write(part)
                 sums[name].add(part)
             file.flush()
             os.fsync(file.fileno())
+    sizes = {name: made.size for name, made in sums.items()}
+    new = replace(new, count=len(order), main=len(order), sizes=sizes)
     new = replace(new, sums={name: str(made) for name, made in sums.items()})
     new.write(folder)
-    for old in folder.glob("*.faiss"):
-        old.unlink()  # it knows candidates by their old positions
-    for name in FILES:
-        head.path(folder, name).unlink()
+    tidy(folder, new)  # a FAISS index knows candidates by their old positions
     return new
 
 
@@ -253,7 +291,7 @@ def _reorder(folder: Path, head: Head, name: str, order: np.ndarray) -> Iterator
     """The contents of a file, with its candidates in another order."""
     path, width = head.path(folder, name), head.sizes[name] // head.count
     if name in ("texts.jsonl", "ends.bin"):
-        ends = np.fromfile(head.path(folder, "ends.bin"), np.int64)
+        ends = np.fromfile(head.path(folder, "ends.bin"), np.int64, head.count)
         starts = np.concatenate([[0], ends[:-1]])
         if name == "ends.bin":
             yield np.cumsum((ends - starts)[order]).tobytes()
@@ -263,14 +301,14 @@ def _reorder(folder: Path, head: Head, name: str, order: np.ndarray) -> Iterator
     elif name == "skipped.txt" or not width:
         yield path.read_bytes()
     else:
-        rows = np.memmap(path, f"V{width}", "r")
+        rows = np.memmap(path, f"V{width}", "r", shape=(head.count,))
         yield from (rows[some].tobytes() for some in np.array_split(order, -(-len(order) // CHUNK)))
 
 
-def _write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> None:
+def write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> None:
     """Give a finished index the FAISS index in the options. The old one answers until the head names the new one."""
     kind, rule = options.kind or head.kind, options.rule or head.rule or "cosine"
-    file, new = faiss_file(folder, kind, rule), head
+    file, new = folder / replace(head, kind=kind, rule=rule).faiss_file, head
     if kind == "exact":
         new = replace(head, kind="exact", rule=None, effort=0, recall=None)
     elif (kind, rule) != (head.kind, head.rule) or file.name not in head.sums or not file.exists():
@@ -280,15 +318,14 @@ def _write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> N
         with replace_file(file) as draft:
             import_faiss().write_index(made, str(draft))
         new = replace(new, sums=head.sums | {file.name: sum_file(file)})
-    new = replace(new, sums={name: sums for name, sums in new.sums.items() if name in (*FILES, file.name)})
+    named = (*FILES, file.name, head.deleted_file)
+    new = replace(new, sums={name: sums for name, sums in new.sums.items() if name in named})
     if new != head:
         new.write(folder)
         if head.rule:
             search = f"{kind} search for the rule {rule}" if new.rule else "exact search"
             say(f"The {head.kind} index for the rule {head.rule} is replaced by {search}.")
-    for other in folder.glob("*.faiss"):
-        if other != file:
-            other.unlink()
+    tidy(folder, new)
 
 
 def _choose_effort(index: CandidateIndex, wanted: float, say: Say) -> Head:
@@ -309,7 +346,8 @@ def _choose_effort(index: CandidateIndex, wanted: float, say: Say) -> Head:
 def sample_queries(index: CandidateIndex, n: int, seed: int = 0) -> Tensor:  # (n, p)
     """Coordinates like those a model predicts, between two candidates: 0.7 ψ̃(y) + 0.3 ψ̃(y')."""
     generator = torch.Generator().manual_seed(seed)
-    first, second = (index.arrays.psi[torch.randint(len(index), (n,), generator=generator)] for _ in range(2))
+    places = (torch.randint(index.head.count, (n,), generator=generator) for _ in range(2))
+    first, second = (index.arrays.psi[at] for at in places)
     return 0.7 * first.double() + 0.3 * second.double()
 
 
@@ -323,17 +361,23 @@ def build_faiss(arrays: Arrays, kind: str, rule: Rule, say: Say) -> Any:
     else:
         if n < FEWEST:
             raise InputError(f"An ivfpq index needs at least {FEWEST:,} candidates. Got {n:,}. Choose exact or hnsw.")
-        cells = min(int(4 * n**0.5), n // FEWEST_PER_CELL)
+        cells = min(int(4 * n**0.5), n // FEWEST_PER_CELL, MOST_CELLS)
         chosen = np.random.default_rng(0).permutation(n)[: max(PER_CELL * cells, FEWEST)]
         sample = torch.from_numpy(np.sort(chosen))
         say(f"ivfpq: learning {cells:,} cells from {len(sample):,} candidates")
         width = p + 1 + (p + 1) % 2  # even, for codes of two coordinates each
-        made = faiss.index_factory(p + 1, f"Pad{width},IVF{cells},PQ{width // 2}np")
+        graph = "_HNSW32" if cells >= GRAPH else ""  # finds the cell of a point without looking at all of them
+        made = faiss.index_factory(p + 1, f"Pad{width},IVF{cells}{graph},PQ{width // 2}np")
     made.train(_points(arrays, sample, rule))
-    while made.ntotal < n:
-        made.add(_points(arrays, slice(made.ntotal, made.ntotal + CHUNK), rule))
-        say(f"{kind}: {made.ntotal:,} of {n:,} candidates added")
+    add_points(made, arrays, rule, lambda line: say(f"{kind}: {line}"))
     return made
+
+
+def add_points(made: Any, arrays: Arrays, rule: Rule, say: Say) -> None:
+    """Add the candidates to a FAISS index that it does not have yet."""
+    while made.ntotal < len(arrays.psi):
+        made.add(_points(arrays, slice(made.ntotal, made.ntotal + CHUNK), rule))
+        say(f"{made.ntotal:,} of {len(arrays.psi):,} candidates added")
 
 
 def _points(arrays: Arrays, where: slice | Tensor, rule: Rule) -> np.ndarray:  # (n, p + 1)

@@ -7,19 +7,25 @@
     ends.bin               where each of these lines ends, int64
     numbers.bin            these cells as numbers, one row per candidate, float64, NaN where a cell is none
     hashes.bin             and 64 bits of each text
+    codes.bin              64 bits of what every candidate means, to find it again, int64
     skipped.txt            a sentence for every row of the library that was left out
     hnsw.cosine.faiss      the FAISS index of this kind and rule, if the head names them
+    deleted.3.bin          positions of candidates that were deleted, as of version 3, ascending, int64
 
 Nothing is pickled. Search is exact, or for millions of candidates approximate by FAISS: under every decoding rule the
 best candidates are nearest neighbours, see :func:`dsokr.rules.as_points`. A FAISS index is built for one rule. What it
 finds is scored again, exactly, from the stored coordinates. Conditions on columns leave few candidates, which are all
 scored; an index that is sorted by a column reads those within a window from one place of the disk. Its files have
 another prefix, so that the head decides which ones count.
+
+What is added later stands behind what the head counted before, and what is deleted stays where it is, see
+:mod:`dsokr.index.living`. The head is written last: whoever has read an older one goes on with the older state.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,16 +37,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsokr import files
-from dsokr.decoders.pools import Coordinates, top_of_pools
+from dsokr.decoders.pools import Coordinates, Pool, positions_of, size_of, top_of_pools
 from dsokr.decoders.scan import QUERIES, Ranking, Scan, multiply_pairs
 from dsokr.errors import InputError, ModelFolderError, check_k, check_types, import_extra
-from dsokr.index.columns import Columns, Condition
+from dsokr.index.columns import Columns, Condition, as_hashes, check_column
 from dsokr.rules import Rule, affine, as_queries, constant, largest
 
-FORMAT = 4  # of the folder
+FORMAT = 5  # of the folder
 HEAD = "index.json"
-FILES = ("psi.bin", "diag.bin", "squared.bin", "texts.jsonl", "ends.bin", "numbers.bin", "hashes.bin", "skipped.txt")
+ARRAYS = ("psi.bin", "diag.bin", "squared.bin", "texts.jsonl", "ends.bin", "numbers.bin", "hashes.bin", "codes.bin")
+FILES = (*ARRAYS, "skipped.txt")
 CHECKED = 2**26  # bytes of an index up to which all its checksums are verified when it is opened
+PREFIX = re.compile(r"(by\d*\.\d+\.)?")  # the number of a column, and a version
+OURS = re.compile(rf"{PREFIX.pattern}({'|'.join(map(re.escape, FILES))}|deleted\.\d+\.bin)|.+\.faiss")
 LARGEST = 1e12  # coordinates above this are refused: no model predicts them
 SCORES = 2**20  # computed at once in an exact search,
 NUMBERS = 2**24  # from at most this many coordinates of candidates
@@ -56,7 +65,10 @@ class Head:
     dim: int
     dtype: Literal["float32", "float16"] = "float32"
     source: str = ""  # identifies the library, so that an interrupted build resumes with the same one
-    count: int = 0  # candidates
+    count: int = 0  # candidates, with deleted ones
+    deleted: int = 0
+    main: int = 0  # candidates that were there when the others were built or sorted; further ones came later
+    version: int = 0  # of a finished index
     read: int = 0  # rows of the library
     skipped: int = 0  # rows left out
     sizes: dict[str, int] = field(default_factory=dict)  # bytes in every file
@@ -70,8 +82,16 @@ class Head:
     effort: int = 0  # its efSearch or nprobe
     recall: float | None = None  # its recall@10 against exact search
 
+    @property
+    def deleted_file(self) -> str:
+        return f"deleted.{self.version}.bin"
+
+    @property
+    def faiss_file(self) -> str:
+        return f"{self.kind}.{self.rule}{f'.{self.version}' if self.version else ''}.faiss"
+
     def path(self, folder: Path, name: str) -> Path:
-        return folder / f"{self.prefix}{name}"
+        return folder / (name if name.endswith(".faiss") else f"{self.prefix}{name}")
 
     def write(self, folder: Path) -> None:
         files.write_json(folder / HEAD, {"format": FORMAT, **asdict(self)}, sealed=True)
@@ -99,19 +119,16 @@ class Head:
         check_types(self)
         cells, width = 8 * len(self.columns), self.dim * (2 if self.dtype == "float16" else 4)
         widths = {"psi.bin": width, "numbers.bin": cells, "hashes.bin": cells}
-        widths |= dict.fromkeys(("diag.bin", "squared.bin", "ends.bin"), 8)
-        wrong = [name for name in widths if self.sizes.get(name, 0) != self.count * widths[name]]
-        prefixes = ("", *(f"by{number}." for number in range(len(self.columns))))
-        if wrong or self.dim < 1 or self.prefix not in prefixes or set(self.sizes) - set(FILES):
+        widths |= dict.fromkeys(("diag.bin", "squared.bin", "ends.bin", "codes.bin"), 8)
+        sizes = {name: self.count * width for name, width in widths.items()} | {self.deleted_file: 8 * self.deleted}
+        wrong = [name for name in sizes if self.sizes.get(name, 0) != sizes[name]]
+        if wrong or self.dim < 1 or not PREFIX.fullmatch(self.prefix) or set(self.sizes) - {*FILES, *sizes}:
             raise ValueError("its parts do not fit together")
         return self
 
     def list_files(self, folder: Path) -> dict[Path, int | None]:
         """All files that the head has checksums of, and how many of their bytes count; None: all."""
-        return {
-            self.path(folder, name) if name in FILES else folder / Path(name).name: self.sizes.get(name)
-            for name in self.sums
-        }
+        return {self.path(folder, Path(name).name): self.sizes.get(name) for name in self.sums}
 
     def verify(self, folder: Path) -> int:
         """Check the checksums of all files, and return how many there are."""
@@ -132,6 +149,7 @@ class Arrays(NamedTuple):
     names: Sequence[str]
     cells: Mapping[str, Sequence[str]]  # by column
     columns: Columns
+    codes: np.ndarray  # (n,)
 
 
 class Texts(Sequence[str]):
@@ -153,25 +171,31 @@ class Texts(Sequence[str]):
 
 def map_arrays(folder: Path, head: Head) -> Arrays:
     """Map the files of a finished index into memory."""
-    dtypes = (head.dtype, "float64", "float64", "uint8", "int64", "float64", "int64")
-    parts = [_map(folder, name, dtype, head) for name, dtype in zip(FILES, dtypes, strict=False)]
+    dtypes = (head.dtype, "float64", "float64", "uint8", "int64", "float64", "int64", "int64")
+    parts = [_map(folder, name, dtype, head) for name, dtype in zip(ARRAYS, dtypes, strict=True)]
     psi, diag, squared = map(torch.from_numpy, parts[:3])
     texts, names, *cells = (Texts(parts[3], parts[4], part) for part in range(2 + len(head.columns)))
-    tables = (part.reshape(head.count, -1).T for part in parts[5:])
-    columns = Columns(dict(zip(head.columns, zip(*tables, strict=True), strict=True)))
+    tables = (part.reshape(head.count, -1).T for part in parts[5:7])
+    columns = Columns(dict(zip(head.columns, zip(*tables, strict=True), strict=True)), head.main)
     by_name = dict(zip(head.columns, cells, strict=True))
-    return Arrays(psi.reshape(head.count, head.dim), diag, squared, texts, names, by_name, columns)
+    return Arrays(psi.reshape(head.count, head.dim), diag, squared, texts, names, by_name, columns, parts[7])
 
 
 def _map(folder: Path, name: str, dtype: str, head: Head) -> np.ndarray:
     file = head.path(folder, name)
     size, expected = file.stat().st_size if file.is_file() else 0, head.sizes.get(name, 0)
-    if size != expected:
+    if size < expected:  # what stands behind is being added, or was not finished
         found = f"{size:,} of {expected:,} bytes"
         raise ModelFolderError(f"The index is damaged: {file} has {found}. Build it again, with --restart.")
-    if not size:  # no columns
+    if not expected:  # no columns
         return np.empty(0, dtype)
-    return np.memmap(file, dtype, mode="c")  # "c": torch warns of memory that is read-only
+    shape = (expected // np.dtype(dtype).itemsize,)
+    return np.memmap(file, dtype, mode="c", shape=shape)  # "c": torch warns of memory that is read-only
+
+
+def map_deleted(folder: Path, head: Head) -> Tensor:  # (head.deleted,)
+    """The positions of deleted candidates, ascending."""
+    return torch.from_numpy(_map(folder, head.deleted_file, "int64", head))
 
 
 class CandidateIndex:
@@ -185,9 +209,10 @@ class CandidateIndex:
     'CCO'
     """
 
-    def __init__(self, head: Head, arrays: Arrays, faiss_index: Any = None):
-        self.head, self.arrays, self.faiss_index = head, arrays, faiss_index
+    def __init__(self, head: Head, arrays: Arrays, faiss_index: Any = None, folder: Path | None = None):
+        self.head, self.arrays, self.faiss_index, self.folder = head, arrays, faiss_index, folder
         self.texts, self.names, self.cells = arrays[3:6]  # as in the library; names may be empty strings
+        self.deleted = torch.empty(0, dtype=torch.long) if folder is None else map_deleted(folder, head)
 
     @classmethod
     def open(cls, folder: str | Path, model: str | None = None) -> CandidateIndex:
@@ -195,8 +220,16 @@ class CandidateIndex:
 
         Up to 64 MiB all checksums are verified; those of larger ones by ``dsokr verify``.
         """
-        folder = Path(folder)
-        head = Head.read_from(folder)
+        while True:
+            head = Head.read_from(Path(folder))
+            try:
+                return cls._open(Path(folder), head, model)
+            except (ModelFolderError, OSError):
+                if Head.read_from(Path(folder)) == head:  # else its files have been replaced meanwhile
+                    raise
+
+    @classmethod
+    def _open(cls, folder: Path, head: Head, model: str | None) -> CandidateIndex:
         if not head.finished:
             raise ModelFolderError(f"The index {folder} is unfinished. Run the command that builds it again to resume.")
         if model is not None and head.model != model:
@@ -204,7 +237,13 @@ class CandidateIndex:
         arrays = map_arrays(folder, head)
         if sum(path.stat().st_size for path in head.list_files(folder) if path.exists()) <= CHECKED:
             head.verify(folder)
-        return cls(head, arrays, read_faiss(folder, head))
+        return cls(head, arrays, read_faiss(folder, head), folder)
+
+    def refreshed(self) -> CandidateIndex:
+        """This index, or a newer version of it in the same folder."""
+        if self.folder is None or Head.read_from(self.folder) == self.head:
+            return self
+        return CandidateIndex.open(self.folder, self.head.model)
 
     @classmethod
     def in_memory(
@@ -224,11 +263,12 @@ class CandidateIndex:
         parts = rows.split(max(1, NUMBERS // 8 // rows.shape[1]))  # a double-precision copy of all would be large
         squared = torch.cat([part.double().square_().sum(dim=1) for part in parts])
         named = [""] * len(texts) if names is None else list(names)
-        arrays = Arrays(rows, diag, squared, list(texts), named, cells or {}, Columns.of(cells or {}))
+        columns, codes = Columns.of(cells or {}), as_hashes(texts)
+        arrays = Arrays(rows, diag, squared, list(texts), named, cells or {}, columns, codes)
         return cls(Head(model, rows.shape[1], count=len(rows), finished=True, columns=list(cells or {})), arrays)
 
     def __len__(self) -> int:
-        return self.head.count
+        return self.head.count - self.head.deleted
 
     def search(self, z: Tensor, k: int, rule: Rule, conditions: Sequence[Condition] = ()) -> Ranking:
         """Find the k best candidates for every row of z (n, p), of tied ones the first.
@@ -237,13 +277,14 @@ class CandidateIndex:
         than k candidates or k is a large part of all, and with conditions. Where fewer than k candidates meet these,
         positions are −1 and scores −∞.
         """
-        z, k = self._check(z), min(check_k(k), len(self))
+        z, k = check_coordinates(z, self.head.dim), min(check_k(k), len(self))
         if conditions:
-            pools = self.arrays.columns.find(conditions)
+            pools = [self._without_deleted(pool) for pool in self.arrays.columns.find(conditions)]
             return Ranking(*top_of_pools(z, Coordinates(*self.arrays[:3]), pools, k, rule))
         if self.faiss_index is None or rule != self.head.rule or 4 * k >= len(self):
             return self.search_exactly(z, k, rule)
-        found = find_neighbors(self.faiss_index, self.head, z, k).sort(dim=1).values  # of tied ones, the first is first
+        found = find_neighbors(self.faiss_index, self.head, z, k)
+        found = found.masked_fill_(torch.isin(found, self.deleted), -1).sort(dim=1).values  # of tied ones, the first
         scores = self._score(z, found.clamp(min=0), rule).masked_fill_(found < 0, -torch.inf)
         scores, columns = largest(scores, k)
         indices, few = found.gather(1, columns), scores[:, -1].isneginf()
@@ -253,22 +294,49 @@ class CandidateIndex:
 
     def search_exactly(self, z: Tensor, k: int, rule: Rule) -> Ranking:
         """Score every candidate and return the k best for every row of z."""
-        z = self._check(z)
+        z = check_coordinates(z, self.head.dim)
         scan = Scan(z, k, rule)
         block = max(1, min(SCORES // max(1, min(len(z), QUERIES)), NUMBERS // self.head.dim))
-        for start in range(0, len(self), block):
-            psi, diag, squared = (part[start : start + block] for part in self.arrays[:3])
-            scan.add(psi, diag, squared)
-        return scan.ranking()
+        for start in range(0, self.head.count, block):
+            rows = self._without_deleted(slice(start, min(start + block, self.head.count)))
+            if size_of(rows):
+                psi, diag, squared = (part[rows] for part in self.arrays[:3])
+                scan.add(psi, diag, squared)
+        found = scan.ranking()
+        before = self.deleted - torch.arange(len(self.deleted))  # how many others stand before each deleted one
+        return found._replace(indices=found.indices + torch.searchsorted(before, found.indices, right=True))
+
+    def _without_deleted(self, pool: Pool) -> Pool:
+        """The candidates of a pool, whose positions ascend, that are still there."""
+        if isinstance(pool, slice):
+            ends = torch.searchsorted(self.deleted, torch.tensor([pool.start, pool.stop])).tolist()
+            if ends[0] == ends[1]:
+                return pool
+        at = positions_of(pool)
+        return at[~torch.isin(at, self.deleted)] if len(self.deleted) else at
+
+    def find_codes(self, codes: np.ndarray) -> list[tuple[int, int]]:  # (m,)
+        """Positions and codes of the candidates with one of these codes."""
+        wanted, found = np.unique(codes), [np.empty(0, np.int64)]
+        for start in range(0, self.head.count if len(wanted) else 0, SCORES):
+            some = self.arrays.codes[start : start + SCORES]
+            at = np.searchsorted(wanted, some).clip(max=len(wanted) - 1)
+            found.append(start + np.flatnonzero(wanted[at] == some))
+        there = np.setdiff1d(np.concatenate(found), self.deleted.numpy(), assume_unique=True)
+        return list(zip(there.tolist(), self.arrays.codes[there].tolist(), strict=True))
+
+    def kinds(self) -> dict[str, str]:
+        """Whether most cells of a column are numbers or other texts, by name."""
+        return self.arrays.columns.kinds()
 
     def find_cells(self, column: str) -> Sequence[str]:
         """The cells of a column, in the order of the candidates."""
-        self.arrays.columns.check(column)
+        check_column(column, self.head.columns)
         return self.cells[column]
 
     def cosines(self, z: Tensor, indices: Tensor) -> Tensor:  # (n, k)
         """Cosines of z and the given candidates' coordinates: from −1 to 1, and 0 where either is zero."""
-        return self._score(F.normalize(self._check(z), dim=1), indices, "cosine")
+        return self._score(F.normalize(check_coordinates(z, self.head.dim), dim=1), indices, "cosine")
 
     def _score(self, z: Tensor, indices: Tensor, rule: Rule) -> Tensor:  # (n, p), (n, h) -> (n, h)
         """Score the candidates at ``indices`` in double precision."""
@@ -277,29 +345,26 @@ class CandidateIndex:
         factor, offset = affine(rule, self.arrays.diag[indices], self.arrays.squared[indices])
         return products * factor + offset + constant(rule, z)[:, None]
 
-    def _check(self, z: Tensor) -> Tensor:
-        """Return coordinates in double precision, if they have the right shape and size."""
-        if z.ndim != 2 or z.shape[1] != self.head.dim:
-            raise InputError(f"Coordinates must have shape (n, {self.head.dim}), as the index. Got {tuple(z.shape)}.")
-        z = z.detach().cpu().double()
-        usable = (z.abs() <= LARGEST).all(dim=1)
-        if not usable.all():
-            row = int((~usable).nonzero()[0])
-            raise InputError(f"Coordinates must be finite and at most {LARGEST:g} in size. Row {row} is not.")
-        return z
+
+def check_coordinates(z: Tensor, dim: int) -> Tensor:
+    """Return coordinates in double precision, if they have the right shape and size."""
+    if z.ndim != 2 or z.shape[1] != dim:
+        raise InputError(f"Coordinates must have shape (n, {dim}), as the index. Got {tuple(z.shape)}.")
+    z = z.detach().cpu().double()
+    usable = (z.abs() <= LARGEST).all(dim=1)
+    if not usable.all():
+        row = int((~usable).nonzero()[0])
+        raise InputError(f"Coordinates must be finite and at most {LARGEST:g} in size. Row {row} is not.")
+    return z
 
 
 def import_faiss() -> Any:
     return import_extra("faiss", "search")
 
 
-def faiss_file(folder: Path, kind: str, rule: Rule | None) -> Path:
-    return folder / f"{kind}.{rule}.faiss"
-
-
 def read_faiss(folder: Path, head: Head) -> Any:
     """Return the FAISS index that the head names, or None; after a sort was interrupted it is not built yet."""
-    file = faiss_file(folder, head.kind, head.rule)
+    file = folder / head.faiss_file
     if file.name not in head.sums:
         return None
     faiss = import_faiss()

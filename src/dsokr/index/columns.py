@@ -53,11 +53,14 @@ def as_number(text: str) -> float:
 
 
 class Columns:
-    """Columns of candidates by name, each as numbers and as hashes of its texts, (c,) both."""
+    """Columns of candidates by name, each as numbers and as hashes of its texts, (c,) both.
 
-    def __init__(self, arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]):
+    The first ``main`` candidates may be sorted by one of them, and the others were added later.
+    """
+
+    def __init__(self, arrays: Mapping[str, tuple[np.ndarray, np.ndarray]], main: int | None = None):
         self.names = list(arrays)
-        self._columns = {name: tuple(map(Column, pair)) for name, pair in arrays.items()}
+        self._columns = {name: tuple(Column(part, main) for part in pair) for name, pair in arrays.items()}
 
     @staticmethod
     def of(cells: Mapping[str, Sequence[str]]) -> Columns:
@@ -85,16 +88,21 @@ class Columns:
     def numbers(self, name: str) -> np.ndarray:  # (c,)
         return self._columns[name][0].values
 
-    def check(self, name: str) -> None:
-        if name not in self._columns:
-            there = f"Their columns: {', '.join(self.names)}." if self.names else "They have no columns."
-            raise InputError(f"The candidates have no column {name!r}. {there}")
-
     def _column(self, condition: Condition) -> Column:
-        self.check(condition.column)
+        check_column(condition.column, self.names)
         numbers, hashes = self._columns[condition.column]
         if condition.low.dtype == np.int64:
             return hashes
         if numbers.is_empty:
-            raise InputError(f"The column {condition.column!r} of the candidates holds no numbers.")
+            raise no_numbers(condition.column)
         return numbers
+
+
+def check_column(name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        there = f"Their columns: {', '.join(names)}." if names else "They have no columns."
+        raise InputError(f"The candidates have no column {name!r}. {there}")
+
+
+def no_numbers(column: str) -> InputError:
+    return InputError(f"The column {column!r} of the candidates holds no numbers.")

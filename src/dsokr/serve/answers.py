@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import warnings
@@ -16,13 +17,14 @@ from torch import Tensor
 
 from dsokr.conformal import Calibration
 from dsokr.decoders import Ranking
-from dsokr.errors import InputError, KernelError, MissingExtraError
+from dsokr.errors import DSOKRError, InputError, KernelError, MissingExtraError
 from dsokr.explain import Colored, Reasons, name_colors
-from dsokr.index import CandidateIndex, Condition
+from dsokr.index import Condition, Index
 from dsokr.index.candidates import LARGEST
 from dsokr.rules import Rule
 from dsokr.serve.bodies import Hit, Limits, Part
 
+LOG = logging.getLogger(__name__)
 PICTURE_SIZE = (260, 190)  # pixels
 MOST_ATOMS = 100  # RDKit blocks all other threads while it draws: 45 ms for this many atoms
 MOST_PICTURES = 1000  # in the cache
@@ -55,7 +57,7 @@ class Trust(NamedTuple):
     rule: Rule
 
     @staticmethod
-    def of(model: Any, index: CandidateIndex, limits: Limits) -> Trust | None:
+    def of(model: Any, index: Index, limits: Limits) -> Trust | None:
         """Calibrate for the index, if the model is calibrated and its groups, if any, can be left aside."""
         sure = getattr(model, "sure", None)
         if sure is None or sure.pairs_["groups"] is not None:
@@ -73,7 +75,33 @@ class Trust(NamedTuple):
         return None
 
 
-def answer(model: Any, index: CandidateIndex, questions: Sequence[Any], trust: Trust | None = None) -> list[Any]:
+class Current:
+    """The newest version of an index, and how far to trust its best candidates."""
+
+    def __init__(self, model: Any, index: Index, limits: Limits):
+        self.model, self.limits, self.problem = model, limits, ""
+        self.found = index, Trust.of(model, index, limits)
+
+    def refresh(self) -> bool:
+        """Open a newer version, if there is one; while it cannot be opened, the one at hand goes on answering."""
+        try:
+            index = self.found[0].refreshed()
+            if index is not self.found[0]:
+                self.found = index, Trust.of(self.model, index, self.limits)
+                return True
+            self.problem = ""
+        except (DSOKRError, OSError) as error:
+            if str(error) != self.problem:
+                LOG.warning("The index is not renewed: %s", error)
+            self.problem = str(error)
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        index, trust = self.found
+        return {"candidates": len(index), "index_version": index.head.version, "coverage": trust and trust.coverage()}
+
+
+def answer(model: Any, questions: Sequence[Any], index: Index, trust: Trust | None = None) -> list[Any]:
     """Answer several questions at once: with one pass of the network and one search for each rule.
 
     An answer is an exception or, for every input, the best candidates, best first, and the confidence in the first; the
@@ -88,7 +116,7 @@ def answer(model: Any, index: CandidateIndex, questions: Sequence[Any], trust: T
     except InputError as error:
         if len(questions) == 1:
             return [error]
-    return [found for question in questions for found in answer(model, index, [question], trust)]
+    return [found for question in questions for found in answer(model, [question], index, trust)]
 
 
 def _predict(model: Any, questions: Sequence[Any]) -> list[Tensor]:
@@ -115,9 +143,7 @@ def _run_network(model: Any, inputs: list[str]) -> Tensor:  # (n, p)
     return z
 
 
-def _rank(
-    index: CandidateIndex, questions: Sequence[Any], z: list[Tensor], notes: list[str], trust: Trust | None
-) -> list[Any]:
+def _rank(index: Index, questions: Sequence[Any], z: list[Tensor], notes: list[str], trust: Trust | None) -> list[Any]:
     """Search for all questions by one rule at once; those with conditions are searched alone, and not calibrated."""
     answers, conditions = {}, list(map(list_conditions, questions))
     for key in {(question.rule, at if conditions[at] else -1) for at, question in enumerate(questions)}:
@@ -135,7 +161,7 @@ def _rank(
 
 
 def _describe(
-    index: CandidateIndex, question: Any, z: Tensor, ranking: Ranking, trust: Trust | None
+    index: Index, question: Any, z: Tensor, ranking: Ranking, trust: Trust | None
 ) -> Iterator[dict[str, Any]]:
     """The hits of every input, with what is known of their probability."""
     k, scores = question.k, ranking.scores

@@ -25,14 +25,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dsokr import __version__
 from dsokr.errors import InputError, import_extra
 from dsokr.explain import Reasons
-from dsokr.index import CandidateIndex
+from dsokr.index import Index
 from dsokr.rules import RULES, Rule
-from dsokr.serve.answers import Trust, answer, decode, explain, load_drawing
+from dsokr.serve.answers import Current, answer, decode, explain, load_drawing
 from dsokr.serve.batches import Batches, Busy
 from dsokr.serve.bodies import Answer, Limits, Problem, Why, build_pair_model, build_question_model
 
 PAGE = Path(__file__).parent / "page"
 LONGEST_SMILES = 400
+WATCH_SECONDS = 1.0  # between looks for a newer version of the index
 GRACE_SECONDS = 10  # for requests under way when the server is stopped
 SWITCH_SECONDS = 2e-4  # between the threads for searching and for HTTP; Python's default of 5 ms is long here
 LOCAL_HOSTS = ["localhost", "[::1]", *(f"*.{n}" for n in range(256))]  # IPv4; no domain name ends in a number
@@ -51,7 +52,7 @@ PICTURE_HEADERS = {
 
 def create_app(
     predictor: Any,
-    index: CandidateIndex,
+    index: Index,
     limits: Limits = Limits(),  # noqa: B008 # frozen, so sharing it is harmless
     examples: tuple[str, ...] = (),
     hosts: Sequence[str] = (),
@@ -65,8 +66,8 @@ def create_app(
     there is no /explain.
     """
     draw = load_drawing()
-    trust = Trust.of(predictor, index, limits)
-    rankings = Batches(lambda questions: answer(predictor, index, questions, trust), limits.rows, limits.waiting)
+    current = Current(predictor, index, limits)
+    rankings = Batches(lambda questions: answer(predictor, questions, *current.found), limits.rows, limits.waiting)
     predictions = Batches(lambda asked: [decode(predictor, *one) for one in asked], 1, limits.waiting)  # may be slow
     pictures = Batches(lambda asked: [draw(smiles) for smiles in asked if draw], 1, limits.waiting)
     reasons = Batches(lambda asked: [explain(predictor, reason, one) for one in asked if reason], 1, limits.waiting)
@@ -74,7 +75,9 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with rankings, predictions, pictures, reasons:
+            watching = asyncio.create_task(_watch(current, facts))
             yield
+            watching.cancel()
 
     handled = (RequestValidationError, StarletteError, Busy, TimeoutError, InputError, Exception)
     app = FastAPI(
@@ -90,7 +93,7 @@ def create_app(
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_HOSTS + _check_hosts(hosts), www_redirect=False)
     app.add_middleware(Guard, limits=limits)  # around the other
     facts = {**_describe(predictor, index, limits), "drawing": draw is not None, "examples": list(examples)}
-    facts["coverage"] = trust and trust.coverage()
+    facts |= current.describe()
     facts["explains"] = reason is not None and bool(facts["input"])
     _add_predict(app, rankings, predictions, facts)
     if facts["explains"]:
@@ -102,6 +105,14 @@ def create_app(
     return app
 
 
+async def _watch(current: Current, facts: dict[str, Any]) -> None:
+    """Look for a newer version of the index, beside the answers; those under way come from the older one."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        if await asyncio.to_thread(current.refresh):
+            facts |= current.describe()
+
+
 def _check_hosts(hosts: Sequence[str]) -> list[str]:
     for host in hosts:
         if not HOST.fullmatch(host):
@@ -109,7 +120,7 @@ def _check_hosts(hosts: Sequence[str]) -> list[str]:
     return [f"[{host}]" if ":" in host and "[" not in host else host for host in hosts]
 
 
-def _describe(predictor: Any, index: CandidateIndex, limits: Limits) -> dict[str, Any]:
+def _describe(predictor: Any, index: Index, limits: Limits) -> dict[str, Any]:
     """Return what /health answers."""
     given, found = predictor.input, predictor.output
     return {
@@ -121,8 +132,7 @@ def _describe(predictor: Any, index: CandidateIndex, limits: Limits) -> dict[str
         "output": found.name,
         "output_columns": list(found.columns) if found.name == "vector" else [],
         "searches": predictor.searches,  # whether it has an answer of its own
-        "candidates": len(index),
-        "candidate_columns": index.arrays.columns.kinds(),  # "number" or "text", by name
+        "candidate_columns": index.kinds(),  # "number" or "text", by name
         "coefficients": index.head.dim,
         "rule": predictor.rule,
         "rules": list(RULES),

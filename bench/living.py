@@ -1,0 +1,218 @@
+"""Large and growing libraries: build rates, milliseconds a query and recall of every kind of index.
+
+    python bench/living.py kinds --count 1000000 --library molecules.csv.gz   # exact, HNSW, IVF-PQ, Milvus Lite
+    python bench/living.py growth --count 50000 --library molecules.csv.gz    # the library doubles four times
+    python bench/living.py large --millions 100 --folder large.idx --library molecules.csv.gz   # run again to resume
+
+Candidates are molecules of a file, embedded by a Weisfeiler-Lehman kernel, and repeated with noise in their
+coordinates; a repetition has up to 20 CH2 more, so that masses spread. Without a file coordinates and masses are drawn.
+Queries are 0.7 ψ̃(y) + 0.3 ψ̃(y'); windows are 10 ppm around the mass of a candidate. Goals for 100 million × 64 numbers
+in half precision: top-10 within a window under 50 ms at recall 1; IVF-PQ under 50 ms at recall@10 ≥ 0.9; memory under
+16 GiB. Needs 22 GB of disk for them.
+"""
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dsokr import kernels, sketch_basis, sketches
+from dsokr.index import Block, BuildOptions, Condition, Head, build, open_index, update
+from dsokr.index.build import sample_queries
+
+BLOCK, K, RULE, QUERIES, CH2 = 2**15, 10, "cosine", 100, 14.01565
+GOAL = 50.0
+
+
+class Molecules:
+    """Coordinates and masses of some molecules, and as many candidates made of them as are wanted."""
+
+    def __init__(self, library: Path | None, base: int, dim: int):
+        psi, self.diag, self.masses = _draw(base, dim) if library is None else _embed(library, base, dim)
+        self.psi, self.spread = psi.astype(np.float32), psi.std(axis=0).astype(np.float32)
+
+    def list_masses(self, count: int) -> np.ndarray:  # (count,)
+        homologues = np.random.default_rng(0).integers(21, size=count)
+        return self.masses[np.arange(count) % len(self.masses)] + CH2 * homologues
+
+    def blocks(self, order: np.ndarray, masses: np.ndarray, start: int = 0) -> Iterator[Block]:
+        """The candidates with the numbers in ``order``."""
+        for at in range(start, len(order), BLOCK):
+            numbers = order[at : at + BLOCK]
+            rows = numbers % len(self.psi)
+            noise = np.random.default_rng(at).standard_normal((len(rows), self.psi.shape[1]), np.float32)
+            psi = torch.from_numpy(self.psi[rows] + 0.1 * self.spread * noise)
+            cells = {"exact_mass": [f"{mass:.6f}" for mass in masses[numbers].tolist()]}
+            yield Block([f"m{i}" for i in numbers.tolist()], psi, torch.from_numpy(self.diag[rows]), cells=cells)
+
+
+def _draw(base: int, dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    psi = rng.normal(size=(base, dim)) * np.arange(1, dim + 1) ** -0.75
+    atoms = rng.integers([10, 10, 0, 0], [25, 40, 6, 8], size=(base, 4))
+    return psi, (psi**2).sum(axis=1) + 0.1, atoms @ [12.0, 1.007825, 14.003074, 15.994915]
+
+
+def _embed(library: Path, base: int, dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    from dsokr import chem
+    from dsokr.commands.tables import Problems, Table
+
+    table = Table(library)
+    column = next(name for name in table.columns if name.lower() == "smiles")
+    smiles = next(table.blocks(Problems(), [column], base)).cells[column]
+    graphs = chem.graphs(smiles)
+    basis = sketch_basis(kernels.WeisfeilerLehman(3, edge_labels=True).normalized(), graphs[: 4 * dim], sketches.Full())
+    basis = basis.rotated(graphs[:2000], dim=dim)
+    return basis.embed(graphs).numpy(), basis.diag(graphs).numpy(), np.array([chem.mass(one) for one in smiles])
+
+
+def memory() -> str:
+    sizes = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    anonymous, peak = int(sizes["RssAnon"].split()[0]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f"{anonymous / 2**20:.2f} GiB without mapped files, peak {peak / 2**20:.2f} GiB with them"
+
+
+def windows(masses: np.ndarray, n: int) -> Condition:
+    centres = np.random.default_rng(2).choice(masses, n)
+    return Condition.within("exact_mass", centres * (1 - 1e-5), centres * (1 + 1e-5))
+
+
+def time_queries(index, z: torch.Tensor, condition: Condition | None = None) -> tuple[str, torch.Tensor, float]:
+    """The median and the 99th percentile of single queries, what they found, and the median."""
+    taken, scores = [], []
+    for row in range(len(z)):
+        asked = () if condition is None else [condition.take(slice(row, row + 1))]
+        start = time.perf_counter()
+        found = index.search(z[row : row + 1], K, RULE, asked).scores[0]
+        taken.append(1000 * (time.perf_counter() - start))
+        scores.append(torch.nn.functional.pad(found, (0, K - len(found)), value=-torch.inf))
+    median, slow = np.percentile(taken[1:], [50, 99])
+    return f"p50 {median:.2f}, p99 {slow:.2f} ms", torch.stack(scores), float(median)
+
+
+def recall(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """The share of the K best that were found; of equally good ones any."""
+    return (found.float() >= truth[:, -1:].float() * (1 - 1e-6)).double().mean().item()
+
+
+def compare_kinds(molecules: Molecules, count: int, kinds: list[str]) -> None:
+    masses = molecules.list_masses(count)
+    order, dim = np.argsort(masses, kind="stable"), molecules.psi.shape[1]
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in kinds:
+            place = Path(folder) / ("index.db" if kind == "milvus" else "index")
+            options = BuildOptions(None, None) if kind == "milvus" else BuildOptions(kind, RULE)
+            start = time.perf_counter()
+            parts = {"model": "bench", "dim": dim, "columns": ["exact_mass"], "options": options}
+            index = build(place, lambda at: molecules.blocks(order, masses, at), **parts)
+            seconds = time.perf_counter() - start
+            if kind == "exact":
+                z, condition = sample_queries(index, QUERIES, seed=1), windows(masses, QUERIES)
+                truths = index.search_exactly(z, K, RULE).scores, time_queries(index, z, condition)[1]
+            what = "built" if kind in ("exact", "milvus") else "added to it"
+            print(f"{kind}, {count:,} × {dim}: {what} at {count / seconds:,.0f} candidates a second")
+            for name, asked, truth in zip(("all", "10 ppm"), (None, condition), truths, strict=True):
+                said, found, _ = time_queries(index, z, asked)
+                print(f"  {name}: {said}, recall@10 {recall(found, truth):.3f}", flush=True)
+
+
+def grow(molecules: Molecules, count: int, kind: str) -> None:
+    """Build, then let updates double the library four times."""
+    masses = molecules.list_masses(16 * count)
+    dim = molecules.psi.shape[1]
+    with tempfile.TemporaryDirectory() as folder:
+        place, start = Path(folder) / "index", time.perf_counter()
+        numbers = np.arange(count)
+        parts = {"dim": dim, "columns": ["exact_mass"], "options": BuildOptions(kind, RULE, sort_by="exact_mass")}
+        build(place, lambda at: molecules.blocks(numbers, masses, at), model="bench", **parts)
+        while True:
+            seconds = time.perf_counter() - start
+            index = open_index(place)
+            z, condition = sample_queries(index, QUERIES, seed=1), windows(masses[: len(index)], QUERIES)
+            said = [time_queries(index, z, asked)[0] for asked in (None, condition)]
+            cost = f"{1e6 * seconds / len(numbers):.0f} µs a candidate"
+            print(f"{kind}, {len(index):,}: {cost} added; all {said[0]}; 10 ppm {said[1]}", flush=True)
+            if len(index) == 16 * count:
+                return
+            numbers, start = np.arange(len(index), 2 * len(index)), time.perf_counter()
+            update(place, molecules.blocks(numbers, masses), model="bench")
+
+
+def build_large(molecules: Molecules, count: int, folder: Path) -> None:
+    """Half precision, written in the order of the masses; then an IVF-PQ index. Each step resumes."""
+    said = [time.monotonic()]
+
+    def blocks(start: int) -> Iterator[Block]:
+        masses = molecules.list_masses(count)
+        return molecules.blocks(np.argsort(masses, kind="stable"), masses, start)
+
+    def report(now) -> None:
+        if time.monotonic() - said[0] > 30:
+            said[0] = time.monotonic()
+            print(f"  {now.rows:,} candidates, {now.rate:,.0f}/s; {memory()}", flush=True)
+
+    def say(line: str) -> None:
+        if not line.endswith("added") or time.monotonic() - said[0] > 30:
+            said[0] = time.monotonic()
+            print(f"  {line}; {memory()}", flush=True)
+
+    for kind in ("exact", "ivfpq"):
+        options, start = BuildOptions(kind, RULE, "float16", recall=0.9), time.perf_counter()
+        parts = {"model": "bench", "dim": molecules.psi.shape[1], "columns": ["exact_mass"], "options": options}
+        index = (
+            open_index(folder) if is_built(folder, kind) else build(folder, blocks, **parts, say=say, progress=report)
+        )
+        print(f"{kind}: {time.perf_counter() - start:,.0f} s, {memory()}", flush=True)
+        z, masses = sample_queries(index, QUERIES, seed=1), index.arrays.columns.numbers("exact_mass")
+        condition = windows(masses, QUERIES) if kind == "exact" else None
+        sizes = [] if condition is None else [p.stop - p.start for p in index.arrays.columns.find([condition])]
+        what = "all" if condition is None else f"10 ppm, {np.mean(sizes):,.0f} possible"
+        told, _, median = time_queries(index, z, condition)
+        found = 1.0 if condition is not None else index.head.recall
+        print(f"  {what}: {told} ({verdict(median)}), recall@10 {found:.3f}; {memory()}", flush=True)
+    print(f"  on disk {sum(path.stat().st_size for path in folder.iterdir()) / 1e9:.1f} GB")
+
+
+def is_built(folder: Path, kind: str) -> bool:
+    """Whether a finished index needs no work: one with FAISS answers windows exactly as well."""
+    head = Head.read_from(folder) if (folder / "index.json").exists() else None
+    return head is not None and head.finished and (kind == "exact" or head.kind == kind)
+
+
+def verdict(value: float) -> str:
+    return f"goal < {GOAL:g}: {'reached' if value < GOAL else 'MISSED'}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["kinds", "growth", "large"])
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--millions", type=float, default=100)
+    parser.add_argument("--folder", type=Path, default=Path("large.idx"))
+    parser.add_argument("--library", type=Path)
+    parser.add_argument("--base", type=int, default=20_000, help="molecules of the library")
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--kinds", nargs="+", default=["exact", "hnsw", "ivfpq", "milvus"])
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, {options.threads} threads", flush=True)
+    molecules = Molecules(options.library, options.base, options.dim)
+    if options.what == "kinds":
+        compare_kinds(molecules, options.count, options.kinds)
+    elif options.what == "growth":
+        for kind in options.kinds[:3]:
+            grow(molecules, options.count, kind)
+    else:
+        build_large(molecules, int(1e6 * options.millions), options.folder)
+    print(f"load {os.getloadavg()[0]:.1f} after")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Writing an index into a collection of Milvus, and changing it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsokr.errors import InputError
+from dsokr.index.build import (
+    COMMIT_SECONDS,
+    NOTHING,
+    Block,
+    Blocks,
+    BuildOptions,
+    Report,
+    Say,
+    advance,
+    check_block,
+    codes_of,
+    write_blocks,
+)
+from dsokr.index.candidates import Head
+from dsokr.index.columns import as_hashes, as_numbers
+from dsokr.index.milvus import LONGEST, ROWS, Collection, MilvusIndex, rules_of
+from dsokr.rules import as_points
+
+DROPS = 100_000  # candidates deleted at once: the property that lists them has to stay small
+
+
+class CollectionWriter:
+    """Adds blocks behind the candidates that the head counts; :meth:`finish` makes them part of the index.
+
+    What an interrupted writer left there is removed first.
+    """
+
+    def __init__(self, collection: Collection, head: Head, dropped: list[int]):
+        self.collection, self.head, self.last_commit = collection, head, time.monotonic()
+        self.before = head, dropped
+        collection.call("load_collection")
+        self.index = MilvusIndex(collection, head, dropped)
+        collection.call("delete", filter=f"id >= {head.count}")
+        if dropped:
+            collection.call("delete", ids=dropped)
+
+    def add(self, block: Block) -> None:
+        rows = list(self._list_rows(block))
+        for start in range(0, len(rows), ROWS):
+            self.collection.call("upsert", rows[start : start + ROWS])
+        self.head = advance(self.head, block)
+        if not self.head.finished and time.monotonic() - self.last_commit > COMMIT_SECONDS:
+            self.commit()
+
+    def _list_rows(self, block: Block) -> Iterator[dict[str, Any]]:
+        psi, diag = check_block(block, self.head)
+        cells = [block.cells[name] for name in self.head.columns]
+        points = {rule: as_points(psi.double(), diag, rule).float().numpy() for rule in rules_of(self.head)}
+        names, codes = block.names or [""] * len(psi), codes_of(block)
+        numbers, hashes = map(as_numbers, cells), map(as_hashes, cells)
+        columns = {f"n{at}": column for at, column in enumerate(numbers)}
+        columns |= {f"h{at}": column for at, column in enumerate(hashes)}
+        for i, line in enumerate(zip(block.texts, names, *cells, strict=True)):
+            text = json.dumps(line, ensure_ascii=False)
+            if len(text.encode()) > LONGEST:
+                raise InputError(f"Candidate {line[0]:.40}… is too long for Milvus, with its name and columns.")
+            values = {name: None if np.isnan(column[i]) else column[i].item() for name, column in columns.items()}
+            vectors = {rule: rows[i] for rule, rows in points.items()}
+            fixed = {"id": self.head.count + i, "code": int(codes[i]), "line": text, "diag": diag[i].item()}
+            yield fixed | values | vectors
+
+    def commit(self) -> None:
+        self.collection.write_head(self.head)
+        self.last_commit = time.monotonic()
+
+    def finish(self, gone: Sequence[int] = ()) -> None:
+        """Let the index have what was added, and not have the candidates at these positions."""
+        if len(gone) > DROPS:
+            raise InputError(f"In Milvus at most {DROPS:,} candidates are replaced or deleted at once. Split the list.")
+        if self.head.finished and self.collection.read_head() != self.before:
+            raise InputError(f"{self.collection.address} was changed by another process meanwhile. Try again.")
+        version, deleted = self.head.version + self.head.finished, self.head.deleted + len(gone)
+        self.head = replace(self.head, finished=True, version=version, deleted=deleted)
+        self.collection.call("flush")
+        self.collection.write_head(self.head, gone)
+        if gone:
+            self.collection.call("delete", ids=list(gone))
+            self.collection.write_head(self.head)
+
+
+def build_collection(
+    address: str | Path,
+    blocks: Blocks,
+    *,
+    model: str,
+    dim: int,
+    source: str = "",
+    columns: Sequence[str] = (),
+    options: BuildOptions = BuildOptions(),  # noqa: B008 # frozen, so sharing it is harmless
+    say: Say = lambda line: None,
+    progress: Report = lambda now: None,
+    restart: bool = False,
+) -> MilvusIndex:
+    """Write an index as :func:`dsokr.index.build.build` does, into Milvus. Interrupted, the same call resumes."""
+    if options.kind == "ivfpq" or options.dtype != "float32" or options.sort_by is not None:
+        raise InputError("In Milvus an index is exact or hnsw, has the dtype float32, and is not sorted.")
+    collection, kind = Collection(address), options.kind or "exact"
+    there = collection.read_head()
+    if there and (restart or not there[0].count):
+        collection.call("drop_collection")
+        there = None
+    new = Head(model, dim, source=source, columns=list(columns), kind=kind, rule=options.rule)
+    head, dropped = there or (new, [])
+    asked = {"model": model, "library": source, "kind": options.kind or head.kind, "rule": options.rule or head.rule}
+    for (what, wanted), found in zip(asked.items(), (head.model, head.source, head.kind, head.rule), strict=True):
+        if wanted != found:
+            raise InputError(f"{collection.address} holds an index of another {what}. Discard it with --restart.")
+    if there is None:
+        collection.create(head)
+    if not head.finished:
+        writer = CollectionWriter(collection, head, dropped)
+        try:
+            write_blocks(writer, collection.address, blocks, say, progress)
+        finally:
+            writer.commit()
+        if not writer.head.count:
+            collection.call("drop_collection")
+            raise InputError(NOTHING)
+        writer.finish()
+    return MilvusIndex.open(collection, model)
+
+
+def change_collection(address: str | Path, model: str) -> AbstractContextManager[CollectionWriter]:
+    """What changes an index in Milvus. After an error nothing has to be undone: no reader sees what was added."""
+    index = MilvusIndex.open(address, model)
+    return nullcontext(CollectionWriter(index.collection, index.head, index.dropped))

@@ -1,0 +1,72 @@
+"""Changes to a finished index in a folder: at every moment readers find the old version or the new one, whole.
+
+New candidates are appended behind those that the head counts, deleted ones are listed in a file of their own, and a
+FAISS index that has the new ones is written beside the old one. Then the new head names all of this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dsokr.files import lock_folder, replace_file, sum_file
+from dsokr.index.build import Block, BuildOptions, Say, Writer, add_points, rewrite, tidy, write_faiss
+from dsokr.index.candidates import FILES, CandidateIndex, Head, import_faiss, map_arrays
+
+LATE = 0.25  # share of candidates that were deleted, or that a sorted index has got since, from which it is rewritten
+
+
+@contextmanager
+def change_folder(folder: Path, model: str, say: Say) -> Iterator[FolderChange]:
+    """Yield what changes the index in a folder. What an error leaves is removed."""
+    Head.read_from(folder)  # before the folder is created
+    with lock_folder(folder, "dsokr update"):
+        try:
+            with ExitStack() as blocks:
+                yield FolderChange(CandidateIndex.open(folder, model), folder, blocks, say)
+        except BaseException:
+            head = Head.read_from(folder)
+            for name in FILES:
+                os.truncate(head.path(folder, name), head.sizes[name])
+            tidy(folder, head)
+            raise
+
+
+class FolderChange:
+    """Appends blocks to an index; :meth:`finish` makes them part of it."""
+
+    def __init__(self, index: CandidateIndex, folder: Path, blocks: ExitStack, say: Say):
+        self.index, self.folder, self.blocks, self.say = index, folder, blocks, say
+        self.writer = Writer(folder, index.head, blocks)
+
+    def add(self, block: Block) -> None:
+        self.writer.add(block)
+
+    def finish(self, gone: Sequence[int]) -> None:
+        """Let the index have what was added, and not have the candidates at these positions."""
+        self.blocks.close()
+        old, head = self.index.head, replace(self.writer.head, version=self.index.head.version + 1)
+        sizes = {name: size for name, size in head.sizes.items() if name != old.deleted_file}
+        positions = np.union1d(self.index.deleted.numpy(), np.array(gone, np.int64))
+        head = replace(head, deleted=len(positions), sizes=sizes | {head.deleted_file: 8 * len(positions)})
+        with replace_file(head.path(self.folder, head.deleted_file)) as draft:
+            draft.write_bytes(positions.tobytes())
+        written = [head.deleted_file]
+        if self.index.faiss_index is not None:
+            add_points(self.index.faiss_index, map_arrays(self.folder, head), head.rule or "cosine", self.say)
+            with replace_file(self.folder / head.faiss_file) as draft:
+                import_faiss().write_index(self.index.faiss_index, str(draft))
+            written.append(head.faiss_file)
+        head = replace(head, sums=head.sums | {name: sum_file(head.path(self.folder, name)) for name in written})
+        head.write(self.folder)
+        tidy(self.folder, head)
+        late = head.deleted + (head.count - head.main if head.sorted_by else 0)
+        if late > LATE * head.count:
+            self.say("Writing the candidates anew, as many have changed.")
+            head = rewrite(self.folder, head, head.sorted_by)
+            write_faiss(self.folder, head, BuildOptions(recall=head.recall or 0.95), self.say)

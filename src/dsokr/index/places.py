@@ -1,0 +1,93 @@
+"""Where an index is, by its address: a folder of this machine, or a collection of Milvus; one interface for both."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dsokr.errors import InputError
+from dsokr.index.build import Block, Say, codes_of
+from dsokr.index.build import build as build_folder
+from dsokr.index.candidates import CandidateIndex
+from dsokr.index.collection import build_collection, change_collection
+from dsokr.index.living import change_folder
+from dsokr.index.milvus import MilvusIndex, is_milvus
+
+Index = CandidateIndex | MilvusIndex
+Address = str | Path
+
+
+class Listed(NamedTuple):
+    """Candidates by their texts, with codes that are equal for those that mean the same."""
+
+    texts: Sequence[str]
+    codes: np.ndarray  # (n,)
+
+
+class Changes(NamedTuple):
+    """How many candidates an update has changed."""
+
+    added: int  # new ones
+    replaced: int
+    deleted: int
+    missing: int  # that were to be deleted and are not in the index
+
+
+def is_index(address: Address) -> bool:
+    """Whether this is the address of an index rather than that of a file."""
+    return is_milvus(address) or Path(address).is_dir()
+
+
+def open_index(address: Address, model: str | None = None) -> Index:
+    """Open an index: of a folder, of ``milvus://HOST:PORT/COLLECTION``, or of a file ``.db`` of Milvus Lite."""
+    return MilvusIndex.open(address, model) if is_milvus(address) else CandidateIndex.open(address, model)
+
+
+def build(address: Address, *given: Any, **options: Any) -> Any:
+    """Write an index; see :func:`dsokr.index.build.build`, whose parameters it has."""
+    return (build_collection if is_milvus(address) else build_folder)(address, *given, **options)
+
+
+def update(
+    address: Address,
+    added: Iterable[Block],
+    deleted: Iterable[Listed] = (),
+    *,
+    model: str,
+    key: Callable[[str], str] = str,
+    say: Say = lambda line: None,
+) -> Changes:
+    """Delete candidates from a finished index, and add others; one that is already there is replaced.
+
+    All of it happens at once: readers see the index as it was or as it will be, and after an error it is as it was.
+    Candidates are the same if their texts have equal keys.
+    """
+    change = change_collection(address, model) if is_milvus(address) else change_folder(Path(address), model, say)
+    with change as writer:
+        gone, replaced = set[int](), set[int]()
+        listed = count = 0
+        for some in deleted:
+            listed += len(some.texts)
+            gone |= find_same(writer.index, some, key)
+        for block in added:
+            count += len(block.texts)
+            replaced |= find_same(writer.index, Listed(block.texts, codes_of(block)), key)
+            writer.add(block)
+        removed = gone | replaced
+        if len(writer.index) + count == len(removed):
+            raise InputError("This would delete all candidates. An index has at least one.")
+        if count or removed:
+            writer.finish(sorted(removed))
+    return Changes(count - len(replaced), len(replaced), len(gone - replaced), listed - len(gone))
+
+
+def find_same(index: Index, listed: Listed, key: Callable[[str], str]) -> set[int]:
+    """The positions of the candidates that mean the same as one of those listed."""
+    texts = defaultdict(list)
+    for text, code in zip(listed.texts, listed.codes.tolist(), strict=True):
+        texts[code].append(text)
+    return {at for at, code in index.find_codes(listed.codes) if key(index.texts[at]) in map(key, texts[code])}
