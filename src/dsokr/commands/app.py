@@ -106,7 +106,7 @@ _add_command("rank", "predict.predict", options.RankOptions)
 _add_command("calibrate", "guarantee.calibrate", options.CalibrateOptions)
 _add_command("evaluate", "evaluate.evaluate_table", options.EvaluateOptions)
 _add_command("report", "evaluate.report", options.ReportOptions)
-_add_command("embed", "library.embed", options.EmbedOptions)
+_add_command("embed", "embed.embed", options.EmbedOptions)
 
 
 @app.command()

@@ -31,6 +31,9 @@ Column = Annotated[str | None, typer.Option(help="Column of the candidates, if i
 CANDIDATES = typer.Option("--candidates", "--index", help="A table, a .smi list, or an index of `dsokr embed`.")
 Pool = Annotated[str | None, typer.Option(help="Rows with the same cell here are one input, such as several spectra.")]
 Rule = Annotated[str | None, typer.Option(help="How candidates are scored: kernel, projected or cosine.")]
+Ray = Annotated[
+    str | None, typer.Option(help="Work on a Ray cluster: HOST:PORT, auto, or local for one on this machine.")
+]
 NOT_IN_CONFIG = {"config", "restart", "as_json"}
 
 
@@ -142,6 +145,7 @@ class PredictOptions(PossibleOptions):
     pool: Pool = None
     keep: Annotated[str, typer.Option(help="Columns of the inputs to copy to the table, separated by commas.")] = ""
     explain: Annotated[Path | None, typer.Option(help="Page to write: why the first answers have their scores.")] = None
+    ray: Ray = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +191,10 @@ class EmbedOptions(Options):
     """Embed a library of candidates once, to search it many times. Interrupt with Ctrl-C; run it again to resume."""
 
     model: Folder
-    library: Annotated[Path, typer.Argument(help="Candidates: a table, a .smi list, or lines; compressed or not.")]
-    out: Annotated[Path, typer.Option(help="Folder for the index.")]
+    library: Annotated[
+        Path, typer.Argument(help="Candidates: a table, a .smi list or lines, compressed or not; or shards.")
+    ]
+    out: Annotated[Path, typer.Option(help="Folder for the index or, with --ray, for shards.")]
     kind: Annotated[str | None, typer.Option(help="exact, hnsw or ivfpq; by default as it is, or exact.")] = None
     rule: Rule = None
     dtype: Annotated[str, typer.Option(help="float32, or float16 at half the size.")] = "float32"
@@ -198,4 +204,5 @@ class EmbedOptions(Options):
         str | None,
         typer.Option(help="A column, such as exact_mass: candidates within a window of it are found faster."),
     ] = None
-    restart: Annotated[bool, typer.Option("--restart", help="Discard the index in the folder.")] = False
+    ray: Ray = None
+    restart: Annotated[bool, typer.Option("--restart", help="Discard what is in the folder.")] = False

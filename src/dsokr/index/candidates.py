@@ -254,8 +254,7 @@ class CandidateIndex:
     def search_exactly(self, z: Tensor, k: int, rule: Rule) -> Ranking:
         """Score every candidate and return the k best for every row of z."""
         z = self._check(z)
-        scan = Scan(z, k, rule)
-        block = max(1, min(SCORES // max(1, min(len(z), QUERIES)), NUMBERS // self.head.dim))
+        scan, block = Scan(z, k, rule), scan_size(*z.shape)
         for start in range(0, len(self), block):
             psi, diag, squared = (part[start : start + block] for part in self.arrays[:3])
             scan.add(psi, diag, squared)
@@ -278,15 +277,24 @@ class CandidateIndex:
         return products * factor + offset + constant(rule, z)[:, None]
 
     def _check(self, z: Tensor) -> Tensor:
-        """Return coordinates in double precision, if they have the right shape and size."""
-        if z.ndim != 2 or z.shape[1] != self.head.dim:
-            raise InputError(f"Coordinates must have shape (n, {self.head.dim}), as the index. Got {tuple(z.shape)}.")
-        z = z.detach().cpu().double()
-        usable = (z.abs() <= LARGEST).all(dim=1)
-        if not usable.all():
-            row = int((~usable).nonzero()[0])
-            raise InputError(f"Coordinates must be finite and at most {LARGEST:g} in size. Row {row} is not.")
-        return z
+        return check_coordinates(z, self.head.dim)
+
+
+def scan_size(n: int, dim: int) -> int:
+    """How many candidates an exact search scores at once for n rows of coordinates."""
+    return max(1, min(SCORES // max(1, min(n, QUERIES)), NUMBERS // dim))
+
+
+def check_coordinates(z: Tensor, dim: int) -> Tensor:  # (n, dim)
+    """Return coordinates in double precision, if they have the right shape and size."""
+    if z.ndim != 2 or z.shape[1] != dim:
+        raise InputError(f"Coordinates must have shape (n, {dim}), as the index. Got {tuple(z.shape)}.")
+    z = z.detach().cpu().double()
+    usable = (z.abs() <= LARGEST).all(dim=1)
+    if not usable.all():
+        row = int((~usable).nonzero()[0])
+        raise InputError(f"Coordinates must be finite and at most {LARGEST:g} in size. Row {row} is not.")
+    return z
 
 
 def import_faiss() -> Any:
