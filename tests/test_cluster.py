@@ -1,8 +1,11 @@
-"""Shards of a cluster: the same candidates, answers and order as on one machine, whatever happens meanwhile."""
+"""Shards and Ray clusters: the same candidates, answers and order as on one machine, whatever happens meanwhile."""
 
 import json
+import os
+import resource
 import sys
 from functools import partial
+from importlib.util import find_spec
 from itertools import starmap
 from pathlib import Path
 
@@ -11,8 +14,9 @@ import pytest
 import torch
 
 from dsokr import DSOKR, chem, kernels, sketches
-from dsokr.commands import embed, library
+from dsokr.commands import cluster, embed, library
 from dsokr.commands.app import app
+from dsokr.commands.cluster import connect
 from dsokr.commands.columns import Molecule, Vector
 from dsokr.commands.embed import Worker
 from dsokr.commands.library import Library
@@ -28,6 +32,11 @@ from dsokr.rules import RULES
 from studies.data import molecules
 
 pytest.importorskip("pyarrow")
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra cluster")
+pytestmark = [  # Ray leaves files and sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 N = 300
 
 
@@ -207,3 +216,131 @@ def test_addresses_of_other_file_systems(folder, tmp_path):
     for place, what in ((f"file://{tmp_path}/none.csv", "cannot be read"), ("odd://a/b.csv", "cannot be reached")):
         with pytest.raises(InputError, match=what), embed._fetch(Path(place)):
             pass
+
+
+def same_shards(a: Path, b: Path) -> bool:
+    names = sorted(path.name for path in a.glob("*.parquet"))
+    return names == sorted(path.name for path in b.glob("*.parquet")) and all(
+        (a / name).read_bytes() == (b / name).read_bytes() for name in names
+    )
+
+
+@needs_ray
+@pytest.mark.slow
+def test_embed_stop_resume_and_rank(dsokr, folder, tmp_path, monkeypatch):
+    """As on one machine, byte for byte."""
+    write_shards(folder, tmp_path / "here")
+    model, out = folder / "model", tmp_path / "shards"
+    dsokr("embed", model, folder / "library.csv", "--out", tmp_path / "index")
+    run = ("embed", model, folder / "library.csv", "--ray", "local", "--out", out)
+    rank = ("rank", model, folder / "inputs.csv", "--match", "shelf", "--show", "price", "--out")
+    with connect("local"):
+        with monkeypatch.context() as patch:
+            patch.setattr(embed, "_describe_progress", stop)
+            said = dsokr(*run, expect=130)
+            assert said == f"dsokr: Stopped. Run the same command to resume; {out} keeps what is done.\n"
+        assert list(out.glob("*.parquet")) and "in 8 shards in" in dsokr(*run)
+        dsokr(*rank, tmp_path / "cluster.csv", "--candidates", out, "--ray", "local")
+        monkeypatch.setattr(cluster, "__version__", "9.9")
+        assert "needs dsokr 9.9, which is 0.1.0 there: pip install" in dsokr(*run, expect=1)
+    assert same_shards(tmp_path / "here", out)
+    dsokr(*rank, tmp_path / "one.csv", "--candidates", tmp_path / "index")
+    assert (tmp_path / "cluster.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--ray", "127.0.0.1:1"),
+            "There is no Ray cluster to be reached at 127.0.0.1:1: [Errno 111] Connection refused.",
+        ),
+        (("--ray", "127.0.0.1:99999"), "There is no Ray cluster to be reached at 127.0.0.1:99999: "),
+        (("--ray", "somewhere"), "--ray takes local, auto or the HOST:PORT of a cluster. Got 'somewhere'."),
+        (("--ray", "local", "--kind", "hnsw"), "--kind, --rule and --sort-by are for an index"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(dsokr, folder, tmp_path, options, said):
+    error = dsokr("embed", folder / "model", folder / "library.csv", *options, "--out", tmp_path / "s", expect=1)
+    assert error.startswith(f"dsokr: {said}") and error.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.fixture
+def two_machines():
+    """A head without work, and two nodes with two workers each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    workers = [nodes.add_node(num_cpus=2) for _ in range(2)]
+    yield nodes, workers
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_machine_is_lost_in_the_middle(dsokr, folder, tmp_path, monkeypatch, two_machines):
+    """Nothing is lost, and nothing twice."""
+    (nodes, workers), lost = two_machines, []
+
+    def lose(*arguments):
+        if not lost:
+            lost.append(nodes.remove_node(workers[0], allow_graceful=False))
+        return describe(*arguments)
+
+    describe = embed._describe_progress
+    monkeypatch.setattr(embed, "_describe_progress", lose)
+    monkeypatch.setattr(library, "BLOCK", 10)
+    whole = write_shards(folder, tmp_path / "here")
+    dsokr("embed", folder / "model", folder / "library.csv", "--ray", nodes.address, "--out", tmp_path / "shards")
+    assert lost and len(whole.counts) > 30 and same_shards(tmp_path / "here", tmp_path / "shards")
+
+
+@needs_ray
+@pytest.mark.slow
+def test_what_goes_wrong_on_workers_is_a_sentence(folder, tmp_path):
+    def fill_disk(place: str) -> None:  # a limit on the size of files stands for a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        Folder(place).write("shard-00000.parquet", bytes(100_000))
+
+    def use_all_memory() -> None:
+        raise MemoryError
+
+    def die() -> None:
+        os._exit(1)
+
+    with connect("local") as local:
+        for function, arguments, said in (
+            (fill_disk, (str(tmp_path),), "shard-00000.parquet cannot be written: File too large."),
+            (use_all_memory, (), "most likely for lack of memory. Let fewer of them run on a machine"),
+            (die, (), "A worker of the cluster died 6 times, most likely for lack of memory."),
+        ):
+            with pytest.raises(InputError, match=said):
+                list(local.starmap(function, [arguments]))
+    assert not list(tmp_path.iterdir())
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_cluster_without_the_package(dsokr, folder, tmp_path, monkeypatch):
+    from ray.cluster_utils import Cluster
+
+    (tmp_path / "dsokr").mkdir()
+    (tmp_path / "dsokr" / "__init__.py").write_text("raise ImportError('No module named dsokr')")
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        out = ("--ray", nodes.address, "--out", tmp_path / "s")
+        error = dsokr("embed", folder / "model", folder / "library.csv", *out, expect=1)
+        assert "which is missing (No module named dsokr) there: pip install" in error and error.count("\n") == 1
+        assert not (tmp_path / "s").exists()
+    finally:
+        nodes.shutdown()
