@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import starmap
@@ -182,7 +183,7 @@ def test_ties_are_found_where_an_index_finds_them(dsokr, folder, tmp_path, monke
             patch.setattr(candidates, "SCORES", scores)
             patch.setattr(candidates, "Scan", partial(record_scan, scans))
             index.search(z, 5, "cosine")
-            ties = shard_search._find_ties(shards, z, "cosine", starmap)
+            ties = shard_search._find_ties(shard_search.Query(shards, z, "cosine", ()), starmap)
         assert torch.allclose(ties.unit, scans[0].ties.unit, rtol=1e-12, atol=0)
         assert torch.allclose(ties.offset, scans[0].ties.offset, rtol=1e-9, atol=1e-15)
 
@@ -190,6 +191,47 @@ def test_ties_are_found_where_an_index_finds_them(dsokr, folder, tmp_path, monke
 def record_scan(scans, *arguments):
     scans.append(Scan(*arguments))
     return scans[-1]
+
+
+def test_shards_of_others_are_refused(dsokr, folder, tmp_path):
+    """Of another model, another library or another kind of numbers; unfinished ones; those of a damaged file."""
+    shards, rank = write_shards(folder, tmp_path / "s"), ("rank", folder / "model", folder / "inputs.csv")
+    rank = (*rank, "--candidates", tmp_path / "s", "--out", tmp_path / "out.csv")
+    for part, other in (("model", "model"), ("source", "library"), ("dtype", "dtype")):
+        with pytest.raises(InputError, match=f"holds shards of another {other}. Choose another folder, or discard"):
+            replace(shards, **{part: "other"}).start(restart=False)
+    assert Shards.open(tmp_path / "s") == shards
+    assert "candidates have no column 'colour'. Their columns: shelf" in dsokr(*rank, "--show", "colour", expect=1)
+    assert "column 'formula' of the candidates holds no numbers" in dsokr(
+        *rank, "--within", "formula=shelf:1", expect=1
+    )
+    with (tmp_path / "s" / "shard-00003.parquet").open("r+b") as file:
+        file.seek(2000)
+        file.write(b"damage")
+    assert f"{tmp_path / 's'}/shard-00003.parquet cannot be used: " in dsokr(*rank, expect=1)
+    replace(shards, model="other").finish([], 0)
+    assert "was built for another model. Embed the candidates again" in dsokr(*rank, expect=1)
+    assert replace(shards, finished=False).start(restart=True) == set()
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["shards.json"]
+    assert "The shards in" in dsokr(*rank, expect=1) and not (tmp_path / "out.csv").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    with pytest.raises(InputError, match="exists and has no shards. Choose another folder."):
+        replace(shards, folder=Folder(str(tmp_path / "mine"))).start(restart=True)
+    file = ("--candidates", folder / "library.csv", "--ray", "local")
+    assert "--ray searches shards. Make them with `dsokr embed --ray`" in dsokr(*rank, *file, expect=1)
+
+
+def test_a_full_disk_leaves_whole_shards(folder, tmp_path):
+    """A limit on the size of files stands for it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(InputError, match="shard-00000.parquet cannot be written: File too large."):
+            write_shards(folder, tmp_path / "s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["shards.json"]
 
 
 def test_rank_by_the_command(dsokr, folder, tmp_path):
@@ -213,8 +255,11 @@ def test_addresses_of_other_file_systems(folder, tmp_path):
     with embed._fetch(Path(f"file://{folder}/library.csv")) as copy:
         assert copy.read_bytes() == (folder / "library.csv").read_bytes() and copy.name == "library.csv"
     assert not copy.exists()
-    for place, what in ((f"file://{tmp_path}/none.csv", "cannot be read"), ("odd://a/b.csv", "cannot be reached")):
-        with pytest.raises(InputError, match=what), embed._fetch(Path(place)):
+    for place, what in (
+        (f"file://{tmp_path}/none.csv", "cannot be used: .*No such file"),
+        ("odd://a/b.csv", "cannot be used: .*odd"),
+    ):
+        with pytest.raises(ModelFolderError, match=what), embed._fetch(Path(place)):
             pass
 
 
@@ -292,7 +337,8 @@ def test_a_machine_is_lost_in_the_middle(dsokr, folder, tmp_path, monkeypatch, t
 
     def lose(*arguments):
         if not lost:
-            lost.append(nodes.remove_node(workers[0], allow_graceful=False))
+            nodes.remove_node(workers[0], allow_graceful=False)
+            lost.append(len(list((tmp_path / "shards").glob("*.parquet"))))
         return describe(*arguments)
 
     describe = embed._describe_progress
@@ -300,7 +346,7 @@ def test_a_machine_is_lost_in_the_middle(dsokr, folder, tmp_path, monkeypatch, t
     monkeypatch.setattr(library, "BLOCK", 10)
     whole = write_shards(folder, tmp_path / "here")
     dsokr("embed", folder / "model", folder / "library.csv", "--ray", nodes.address, "--out", tmp_path / "shards")
-    assert lost and len(whole.counts) > 30 and same_shards(tmp_path / "here", tmp_path / "shards")
+    assert lost[0] < len(whole.counts) > 30 and same_shards(tmp_path / "here", tmp_path / "shards")
 
 
 @needs_ray

@@ -1,5 +1,6 @@
 """Embedding a library of candidates: to an index or, on a Ray cluster, to shards."""
 
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -200,5 +201,6 @@ def _fetch(path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
-        Folder.at(path.parent).fetch(path.name, copy)
+        with Folder.at(path.parent).open(path.name) as source, copy.open("wb") as file:
+            shutil.copyfileobj(source, file)
         yield copy

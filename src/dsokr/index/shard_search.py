@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,13 +34,14 @@ def search_shards(
 
     Where fewer than k candidates meet the conditions, positions are −1 and scores −∞.
     """
-    z = check_coordinates(z, shards.dim)
+    query = Query(shards, check_coordinates(z, shards.dim), rule, conditions)
     shards.check_columns(condition.column for condition in conditions)
-    find = partial(_find_pool_ties, conditions=conditions) if conditions else _find_ties
-    ties = find(shards, z, rule, spread)
-    scan, starts = Scan(z, min(check_k(k), sum(shards.counts)), rule, ties), _starts(shards)
-    filled = np.flatnonzero(shards.counts).tolist()
-    found = spread(partial(_scan, shards, z, scan.k, rule, ties, conditions), ((number,) for number in filled))
+    ties, starts = _find_ties(query, spread), np.cumsum([0, *shards.counts])
+    scan, filled = (
+        Scan(query.z, min(check_k(k), sum(shards.counts)), rule, ties),
+        np.flatnonzero(shards.counts).tolist(),
+    )
+    found = spread(partial(query.scan, scan.k, ties), ((number,) for number in filled))
     for number, (indices, scores) in zip(filled, found, strict=True):
         scan.merge(indices.where(indices < 0, indices + int(starts[number])), scores)
     return scan.ranking()
@@ -48,16 +49,12 @@ def search_shards(
 
 def look_up(shards: Shards, indices: Tensor, columns: Sequence[str], spread: Spread = starmap) -> dict[int, Cells]:
     """The texts of candidates, with their names and cells of some columns, by position."""
-    shards.check_columns(columns)
     at = indices[indices >= 0].unique().numpy()
-    numbers, starts = np.searchsorted(np.cumsum(shards.counts), at, side="right"), _starts(shards)
-    parts = [(int(number), at[numbers == number] - starts[number]) for number in np.unique(numbers)]
+    ends = np.cumsum(shards.counts)
+    numbers = np.searchsorted(ends, at, side="right")
+    parts = [(int(some), at[numbers == some] - (ends[some] - shards.counts[some])) for some in np.unique(numbers)]
     found = spread(partial(_read_cells, shards, columns), parts)
     return dict(zip(at.tolist(), (cells for some in found for cells in some), strict=True))
-
-
-def _starts(shards: Shards) -> np.ndarray:
-    return np.cumsum([0, *shards.counts])
 
 
 def _read_cells(shards: Shards, columns: Sequence[str], number: int, at: np.ndarray) -> list[Cells]:
@@ -66,75 +63,66 @@ def _read_cells(shards: Shards, columns: Sequence[str], number: int, at: np.ndar
     return [(shard.texts[i], rows[i]) for i in at]
 
 
-def _scan(
-    shards: Shards, z: Tensor, k: int, rule: Rule, ties: Ties, conditions: Sequence[Condition], number: int
-) -> tuple[Tensor, Tensor]:
-    scan, pairs = Scan(z, k, rule, ties), None
-    if conditions:
-        _, pools = _find_pools(shards, conditions, number)
-        sizes = torch.tensor(list(map(size_of, pools)))
-        pairs = torch.arange(len(z)).repeat_interleave(sizes), torch.cat(list(map(positions_of, pools)))
-    scan.add(*shards.read_coordinates(number), pairs=pairs)
-    return scan.indices, scan.scores
+class Query(NamedTuple):
+    """What is asked of all shards; its methods are the work on one of them."""
+
+    shards: Shards
+    z: Tensor  # (n, p)
+    rule: Rule
+    conditions: Sequence[Condition]
+
+    def scan(self, k: int, ties: Ties, number: int) -> tuple[Tensor, Tensor]:  # (n, k), (n, k)
+        """The positions and the scores of the best candidates."""
+        scan, pairs = Scan(self.z, k, self.rule, ties), None
+        if self.conditions:
+            _, pools = self._find_pools(number)
+            sizes = torch.tensor(list(map(size_of, pools)))
+            pairs = torch.arange(len(pools)).repeat_interleave(sizes), torch.cat(list(map(positions_of, pools)))
+        scan.add(*self.shards.read_coordinates(number), pairs=pairs)
+        return scan.indices, scan.scores
+
+    def count_pools(self, number: int) -> tuple[set[str], list[int]]:
+        """Columns without the numbers that conditions are about, and the sizes of all pools."""
+        empty, pools = self._find_pools(number)
+        return empty, list(map(size_of, pools))
+
+    def score(self, number: int, rows: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """The scores of candidates at some places of the pools of some rows."""
+        _, pools = self._find_pools(number)
+        candidates = torch.stack([positions_of(pools[row])[place] for row, place in zip(rows, at, strict=True)])
+        psi, diag, squared = self.shards.read_coordinates(number)
+        factor, offset = affine(self.rule, diag[candidates], squared[candidates])
+        return (multiply_pairs(self.z, psi, torch.from_numpy(rows), candidates) * factor + offset).numpy()
+
+    def _find_pools(self, number: int) -> tuple[set[str], Sequence[Pool]]:
+        if not self.conditions:
+            return set(), [slice(0, self.shards.counts[number])] * len(self.z)
+        columns = Columns.of(self.shards.read_columns(number, {condition.column for condition in self.conditions}))
+        numeric = {condition.column for condition in self.conditions if condition.low.dtype == np.float64}
+        empty = {name for name in numeric if np.isnan(columns.numbers(name)).all()}
+        return empty, [slice(0, 0)] * len(self.z) if empty else columns.find(self.conditions)
 
 
-def _find_pools(shards: Shards, conditions: Sequence[Condition], number: int) -> tuple[set[str], Sequence[Pool]]:
-    """The candidates of a shard that meet all conditions; and columns without the numbers that conditions are about."""
-    columns = Columns.of(shards.read_columns(number, {condition.column for condition in conditions}))
-    numeric = {condition.column for condition in conditions if condition.low.dtype == np.float64}
-    empty = {name for name in numeric if np.isnan(columns.numbers(name)).all()}
-    return empty, [slice(0, 0)] * len(conditions[0].low) if empty else columns.find(conditions)
-
-
-def _find_ties(shards: Shards, z: Tensor, rule: Rule, spread: Spread) -> Ties:
-    first = min(scan_size(*z.shape), sum(shards.counts))
-    at = np.arange(0, first, max(1, first // SAMPLE))
-    parts = zip(
-        range(len(shards.counts)), np.split(at, np.searchsorted(at, np.cumsum(shards.counts[:-1]))), strict=True
-    )
-    work = partial(_score_rows, shards, z, rule)
-    return Ties.of(torch.cat(list(spread(work, ((number, some) for number, some in parts if len(some)))), dim=1))
-
-
-def _score_rows(shards: Shards, z: Tensor, rule: Rule, number: int, at: np.ndarray) -> Tensor:  # (n, some)
-    at = at - _starts(shards)[number]
-    psi, diag, squared = (part[torch.from_numpy(at)] for part in shards.read_coordinates(number))
-    factor, offset = affine(rule, diag, squared)
-    return (z @ psi.double().T).mul_(factor).add_(offset)
-
-
-def _find_pool_ties(shards: Shards, z: Tensor, rule: Rule, spread: Spread, conditions: Sequence[Condition]) -> Ties:
-    """By a sample of every row's pool, whose candidates are counted first."""
-    found = list(spread(partial(_count, shards, conditions), ((number,) for number in range(len(shards.counts)))))
-    if missing := set.intersection(*(empty for empty, _ in found)):
+def _find_ties(query: Query, spread: Spread) -> Ties:
+    """By the scores that an index looks at: of its first block or, with conditions, of a sample of every pool."""
+    counts, n = query.shards.counts, len(query.z)
+    found = list(spread(query.count_pools, ((number,) for number in range(len(counts))))) if query.conditions else []
+    if missing := set.intersection(*(empty for empty, _ in found)) if found else set():
         raise InputError(f"The column {min(missing)!r} of the candidates holds no numbers.")
-    ends = np.cumsum([sizes for _, sizes in found], axis=0)  # (shards, n)
-    wanted = np.arange(SAMPLE) * ends[-1][:, None] // SAMPLE  # (n, sample)
+    sizes = np.array([some for _, some in found] or [[count] * n for count in counts])  # (shards, n)
+    ends = sizes.cumsum(axis=0)
+    first = min(scan_size(*query.z.shape), sum(counts))
+    wanted = np.tile(np.arange(0, first, max(1, first // SAMPLE)), (n, 1))  # (n, sample)
+    if query.conditions:
+        wanted = np.arange(SAMPLE) * ends[-1][:, None] // SAMPLE
     numbers = np.stack([np.searchsorted(*pair, side="right") for pair in zip(ends.T, wanted, strict=True)])
     order = np.argsort(numbers, axis=None, kind="stable")
     places = np.split(order, np.searchsorted(numbers.flat[order], np.arange(1, len(ends) + 1)))[:-1]  # by shard
-    starts, scores = np.concatenate([0 * ends[:1], ends]), np.zeros(wanted.shape)
-    used = [number for number, some in enumerate(places) if len(some)]
-    rows = {number: places[number] // SAMPLE for number in used}
-    parts = ((at, rows[at], wanted.flat[places[at]] - starts[at, rows[at]]) for at in used)
-    for number, some in zip(used, spread(partial(_score_pools, shards, z, rule, conditions), parts), strict=True):
-        scores.flat[places[number]] = some
-    shift = constant(rule, z)[:, None]
+    used = [(number, some, some // wanted.shape[1]) for number, some in enumerate(places) if len(some)]
+    parts = ((at, rows, wanted.flat[some] - (ends - sizes)[at, rows]) for at, some, rows in used)
+    scores = np.zeros(wanted.shape)
+    for (_, some, _), own in zip(used, spread(query.score, parts), strict=True):
+        scores.flat[some] = own
+    shift = constant(query.rule, query.z)[:, None] if query.conditions else torch.zeros(n, 1)
     offset, unit = Ties.of(torch.from_numpy(scores) + shift)
     return Ties(offset - shift, unit)
-
-
-def _count(shards: Shards, conditions: Sequence[Condition], number: int) -> tuple[set[str], list[int]]:
-    empty, pools = _find_pools(shards, conditions, number)
-    return empty, list(map(size_of, pools))
-
-
-def _score_pools(
-    shards: Shards, z: Tensor, rule: Rule, conditions: Sequence[Condition], number: int, rows: Any, at: Any
-) -> np.ndarray:
-    """The scores of the candidates at some places of some rows' pools."""
-    _, pools = _find_pools(shards, conditions, number)
-    candidates = torch.stack([positions_of(pools[row])[place] for row, place in zip(rows, at, strict=True)])
-    psi, diag, squared = shards.read_coordinates(number)
-    factor, offset = affine(rule, diag[candidates], squared[candidates])
-    return (multiply_pairs(z, psi, torch.from_numpy(rows), candidates) * factor + offset).numpy()

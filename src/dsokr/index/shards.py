@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from dsokr import files
 from dsokr.decoders.pools import Coordinates
-from dsokr.errors import InputError, ModelFolderError, check_types, import_extra
+from dsokr.errors import DSOKRError, InputError, ModelFolderError, import_extra
 from dsokr.index.build import Block
 from dsokr.index.columns import Columns
 
@@ -48,48 +47,41 @@ class Folder:
     def is_local(self) -> bool:
         return "://" not in self.place
 
-    @cached_property
-    def _system(self) -> tuple[Any, str]:
+    @contextmanager
+    def _reach(self, name: str = "") -> Iterator[tuple[Any, str]]:
+        """The file system, and the path of a file in it; what fails there is one sentence."""
         try:
-            return fsspec.url_to_fs(self.place)
-        except (ImportError, ValueError, OSError) as error:
-            raise InputError(f"{self.place} cannot be reached: {error}.") from error
+            system, root = fsspec.url_to_fs(self.place)
+            yield system, f"{root}/{name}" if name else root
+        except DSOKRError:
+            raise
+        except (ImportError, LookupError, OSError, TypeError, ValueError) as error:
+            place = f"{self.place}/{name}" if name else self.place
+            raise ModelFolderError(f"{place} cannot be used: {str(error).rstrip('.')}.") from error
 
     def names(self) -> set[str]:
-        system, root = self._system
-        try:
-            return {Path(name).name for name in system.ls(root, detail=False)} if system.exists(root) else set()
-        except OSError as error:
-            raise InputError(f"{self.place} cannot be read: {error}.") from error
+        with self._reach() as (system, path):
+            return {Path(name).name for name in system.ls(path, detail=False)} if system.exists(path) else set()
 
-    def open(self, name: str) -> Any:
-        system, root = self._system
-        return system.open(f"{root}/{name}", "rb")
-
-    def fetch(self, name: str, copy: Path) -> None:
-        system, root = self._system
-        try:
-            system.get_file(f"{root}/{name}", str(copy))
-        except OSError as error:
-            raise InputError(f"{self.place}/{name} cannot be read: {error}.") from error
+    @contextmanager
+    def open(self, name: str) -> Iterator[Any]:
+        with self._reach(name) as (system, path), system.open(path, "rb") as file:
+            yield file
 
     def write(self, name: str, data: Any) -> None:
         """Write a file, whole or not at all: an object store shows it once all of it is there."""
-        system, root = self._system
         if self.is_local:
-            with files.replace_file(Path(root) / name) as draft:
+            with files.replace_file(Path(self.place) / name) as draft:
                 draft.write_bytes(data)
-            return
-        try:
-            system.makedirs(root, exist_ok=True)
-            system.pipe_file(f"{root}/{name}", bytes(data))
-        except OSError as error:
-            raise InputError(f"{self.place}/{name} cannot be written: {error}.") from error
+        else:
+            with self._reach(name) as (system, path):
+                system.makedirs(system._parent(path), exist_ok=True)
+                system.pipe_file(path, bytes(data))
 
     def remove(self, names: Iterable[str]) -> None:
-        system, root = self._system
         for name in names:
-            system.rm(f"{root}/{name}")
+            with self._reach(name) as (system, path):
+                system.rm(path)
 
     def lock(self) -> AbstractContextManager[None]:
         return files.lock_folder(Path(self.place), "dsokr embed") if self.is_local else nullcontext()
@@ -123,8 +115,7 @@ class Shards:
 
     @staticmethod
     def are_at(path: Path) -> bool:
-        folder = Folder.at(path)
-        return not folder.is_local or (path / HEAD).is_file()
+        return not Folder.at(path).is_local or (path / HEAD).is_file()
 
     @staticmethod
     def open(path: Path, model: str | None = None) -> Shards:
@@ -138,39 +129,30 @@ class Shards:
 
     @staticmethod
     def _read_from(folder: Folder) -> Shards:
-        try:
-            with folder.open(HEAD) as file:
-                data = file.read()
-            facts = json.loads(data)
-            if not files.is_sealed(data) or facts.pop("format") != FORMAT:
+        with folder.open(HEAD) as file:
+            facts = json.loads(data := file.read())
+            if not files.is_sealed(data) or (facts.pop("sealed") and facts.pop("format")) != FORMAT:
                 raise ValueError("its checksum or its format is wrong")
-            del facts["sealed"]
-            shards = Shards(folder, **facts)
-            check_types(shards)
-            return shards
-        except FileNotFoundError:
-            raise ModelFolderError(f"{folder.place} has no shards: {HEAD} is missing.") from None
-        except (OSError, LookupError, TypeError, ValueError) as error:
-            raise ModelFolderError(f"{folder.place}/{HEAD} cannot be used ({error!r}). Embed again.") from error
+            return Shards(folder, **facts)
 
     def start(self, restart: bool) -> set[int]:
         """Prepare the folder for shards of this model and library, and return the numbers of those that are there."""
         names = self.folder.names()
         if HEAD not in names and any(not name.startswith(".") for name in names):
             raise InputError(f"{self.folder.place} exists and has no shards. Choose another folder.")
-        if HEAD in names and not restart:
-            found = Shards._read_from(self.folder)
-            for part, other in (("model", "another model"), ("source", "another library"), ("dtype", "another dtype")):
-                if getattr(found, part) != getattr(self, part):
-                    what = f"{self.folder.place} holds shards of {other}."
-                    raise InputError(f"{what} Choose another folder, or discard them with --restart.")
-        self.folder.remove({name for name in names if restart or name.startswith(files.DRAFT)} - {files.LOCK})
+        found = self if restart or HEAD not in names else Shards._read_from(self.folder)
+        for part in ("model", "source", "dtype"):
+            if getattr(found, part) != getattr(self, part):
+                what = f"{self.folder.place} holds shards of another {part.replace('source', 'library')}."
+                raise InputError(f"{what} Choose another folder, or discard them with --restart.")
+        old = {name for name in names if restart or name.startswith(files.DRAFT)} - {files.LOCK}
+        self.folder.remove(sorted(old, key=HEAD.__eq__))  # the head last: shards never have that of another model
         self.write()
         return set() if restart else {int(name[6:-8]) for name in names if name.endswith(".parquet")}
 
     def write(self) -> None:
-        facts = {name: value for name, value in asdict(self).items() if name != "folder"}
-        head = {"sealed": files.ZEROS.decode(), "format": FORMAT, **facts}
+        head = {"sealed": files.ZEROS.decode(), "format": FORMAT, **asdict(self)}
+        del head["folder"]
         self.folder.write(HEAD, files.sealed(json.dumps(head, indent=2).encode()))
 
     def finish(self, counts: Sequence[int], rows: int) -> Shards:
@@ -180,46 +162,32 @@ class Shards:
 
     def write_shard(self, number: int, shard: Shard, psi: Tensor, diag: Tensor) -> None:
         arrow, parquet = import_extra("pyarrow", "cluster"), import_extra("pyarrow.parquet", "cluster")
-        rows = psi.detach().cpu().to(getattr(torch, self.dtype))
-        if not (rows.isfinite().all() and diag.isfinite().all()):
-            at = int((~(rows.isfinite().all(dim=1) & diag.cpu().isfinite())).nonzero()[0])
+        stored, diag = psi.detach().cpu().to(getattr(torch, self.dtype)), diag.detach().cpu().double()
+        for at in (~(stored.isfinite().all(dim=1) & diag.isfinite())).nonzero():
             raise InputError(f"Candidate {shard.texts[at]!r} has coordinates that are not finite in {self.dtype}.")
+        texts = {
+            "text": shard.texts,
+            "name": shard.names,
+            **{f"column.{name}": shard.cells[name] for name in self.columns},
+        }
         columns = {
             "row": arrow.array(shard.rows, arrow.int64()),
-            "text": arrow.array(shard.texts, arrow.string()),
-            "name": arrow.array(shard.names, arrow.string()),
             "code": arrow.array(shard.codes, arrow.binary(8)),
-            "diag": arrow.array(diag.detach().cpu().double().numpy()),
-            "psi": arrow.FixedSizeListArray.from_arrays(arrow.array(rows.flatten().numpy()), self.dim),
-            **{f"column.{name}": arrow.array(shard.cells[name], arrow.string()) for name in self.columns},
+            "diag": diag.numpy(),
+            "psi": arrow.FixedSizeListArray.from_arrays(arrow.array(stored.flatten().numpy()), self.dim),
+            **{name: arrow.array(cells, arrow.string()) for name, cells in texts.items()},
         }
         facts = {"dsokr": json.dumps({"bad": dict(shard.bad), "skipped": list(shard.skipped)})}
-        sink = arrow.BufferOutputStream()
-        parquet.write_table(
-            arrow.table(columns, metadata=facts),
-            sink,
-            compression="none",
-            use_dictionary=False,
-            write_page_checksum=True,
-        )
+        table, sink = arrow.table(columns, metadata=facts), arrow.BufferOutputStream()
+        parquet.write_table(table, sink, compression="none", use_dictionary=False, write_page_checksum=True)
         self.folder.write(name_of(number), sink.getvalue())
 
     def read_shard(self, number: int) -> Shard:
         """Read a shard, without its coordinates."""
-        names = ["row", "text", "name", "code", *(f"column.{name}" for name in self.columns)]
-        table = self._read(number, names)
-        rows, texts, named, codes, *cells = (table[name].to_pylist() for name in names)
+        table = self._read(number, ["row", "text", "name", "code", *(f"column.{name}" for name in self.columns)])
+        rows, texts, named, codes, *cells = (column.to_pylist() for column in table.columns)
         facts = json.loads(table.schema.metadata[b"dsokr"])
         return Shard(rows, texts, named, codes, dict(zip(self.columns, cells, strict=True)), **facts)
-
-    def _read(self, number: int, columns: list[str]) -> Any:
-        arrow, parquet = import_extra("pyarrow", "cluster"), import_extra("pyarrow.parquet", "cluster")
-        try:
-            with self.folder.open(name_of(number)) as file:
-                return parquet.read_table(file, columns=columns, page_checksum_verification=True)
-        except (arrow.ArrowException, OSError) as error:
-            place = f"{self.folder.place}/{name_of(number)}"
-            raise ModelFolderError(f"{place} is damaged or missing. Delete it, and embed again: {error}") from error
 
     def read_columns(self, number: int, names: Iterable[str]) -> dict[str, list[str]]:
         """The cells of further columns, by name."""
@@ -227,10 +195,14 @@ class Shards:
         return {name.removeprefix("column."): table[name].to_pylist() for name in table.column_names}
 
     def read_coordinates(self, number: int) -> Coordinates:
-        table = self._read(number, ["diag", "psi"])
-        flat, diag = table["psi"].combine_chunks().flatten().to_numpy(), table["diag"].to_numpy()
-        psi = torch.from_numpy(flat.copy()).reshape(-1, self.dim)
-        return Coordinates(psi, torch.from_numpy(diag.copy()), psi.double().square().sum(dim=1))
+        diag, psi = self._read(number, ["diag", "psi"]).columns
+        rows = torch.from_numpy(psi.combine_chunks().flatten().to_numpy().copy()).reshape(-1, self.dim)
+        return Coordinates(rows, torch.from_numpy(diag.to_numpy().copy()), rows.double().square().sum(dim=1))
+
+    def _read(self, number: int, columns: list[str]) -> Any:
+        parquet = import_extra("pyarrow.parquet", "cluster")
+        with self.folder.open(name_of(number)) as file:
+            return parquet.read_table(file, columns=columns, page_checksum_verification=True).select(columns)
 
     def blocks(self, start: int) -> Iterator[Block]:
         """The candidates from a shard on, for :func:`dsokr.index.build`."""
