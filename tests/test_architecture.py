@@ -33,7 +33,19 @@ LAYERS = [
 ]
 LAYER = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 SEEN_BY_LIGHTNING = {"matplotlib", "transformers"}  # torchmetrics imports them where they are installed
-OPTIONAL = ("rdkit", "transformers", "ot", "faiss", "fastapi", "uvicorn", "matplotlib", "numba", "networkx", "pyarrow")
+OPTIONAL = (
+    "rdkit",
+    "transformers",
+    "ot",
+    "faiss",
+    "fastapi",
+    "uvicorn",
+    "matplotlib",
+    "numba",
+    "networkx",
+    "pyarrow",
+    "ray",
+)
 
 
 def modules() -> list[Path]:

@@ -316,6 +316,16 @@ def test_what_cannot_be_done_is_a_sentence(dsokr, folder, tmp_path, options, sai
     assert not (tmp_path / "s").exists()
 
 
+@needs_ray
+def test_the_cluster_definition_is_one_of_ray():
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    text = (Path(__file__).parents[1] / "deploy" / "ray-cluster.yaml").read_text(encoding="utf-8")
+    definition = pytest.importorskip("yaml").safe_load(text)
+    validate_config(prepare_config(definition))
+    assert definition["min_workers"] == len(definition["provider"]["worker_ips"])
+
+
 @pytest.fixture
 def two_machines():
     """A head without work, and two nodes with two workers each."""

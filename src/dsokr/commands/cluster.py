@@ -17,7 +17,7 @@ from typing import Any
 from dsokr import __version__
 from dsokr.errors import DSOKRError, InputError, import_extra
 
-ADDRESS = re.compile(r"(ray://)?(?P<host>[^:/\s]+):(?P<port>\d+)")
+ADDRESS = re.compile(r"(?P<host>[^:/\s]+):(?P<port>\d+)")
 SECONDS = 5.0  # to wait for an answer from an address
 RETRIES = 5  # of a call whose worker dies
 DIED = ("OutOfMemoryError", "WorkerCrashedError")
@@ -30,6 +30,7 @@ def connect(address: str, device: str = "cpu") -> Iterator[Cluster]:
     is_new = not ray.is_initialized()
     if is_new:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no other host is contacted
+        os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # else Ray tries for ever
         _start(ray, address)
         if current_thread() is main_thread():
             signal.signal(signal.SIGTERM, ours)  # Ray's own ends the process without a word
@@ -49,7 +50,7 @@ def _start(ray: Any, address: str) -> None:
             socket.create_connection((found["host"], int(found["port"])), SECONDS).close()
         further = {"include_dashboard": False} if address == "local" else {}
         ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **further)
-    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise InputError(f"There is no Ray cluster to be reached at {address}: {reason}.") from error
 
@@ -109,6 +110,9 @@ class Cluster:
             return self._get(found[0]), found[1]
         errors = self.ray.exceptions
         try:
+            while not self.ray.wait([found], timeout=SECONDS)[0]:
+                if not self.size():
+                    raise InputError("The Ray cluster has lost all its machines. Run the same command to resume.")
             return self.ray.get(found)
         except errors.RayTaskError as error:
             if isinstance(error.cause, DSOKRError):

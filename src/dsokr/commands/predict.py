@@ -156,7 +156,7 @@ def _answer(
         conditions = Possible(options).after(sure.pairs_.get("conditions"), conditions) if conditions else []
     if options.candidates is not None and Shards.are_at(options.candidates):
         shards = Shards.open(options.candidates, fingerprint(predictor.basis))
-        hits = _rank_shards(shards, z, top, rule, conditions, shown, options.ray)
+        hits = _rank_shards(shards, z, top, rule, conditions, options)
         counts = sum(shards.counts), 0
     elif options.candidates is None or options.candidates.is_dir():
         index = open_index(predictor, options.candidates, describe=True)
@@ -222,18 +222,12 @@ def _guard(guard: Guard, z: Tensor, scores: Tensor, hits: Hits) -> Hits:
 
 
 def _rank_shards(
-    shards: Shards,
-    z: Tensor,
-    top: int,
-    rule: Rule,
-    conditions: Sequence[Condition],
-    shown: Sequence[str],
-    ray: str | None,
+    shards: Shards, z: Tensor, top: int, rule: Rule, conditions: Sequence[Condition], options: PredictOptions
 ) -> Hits:
     """Return the best candidates of shards, found on a cluster if one is named."""
-    with nullcontext() if ray is None else connect(ray) as cluster:
+    shards.check_columns(shown := split_names(options.show))
+    with nullcontext() if options.ray is None else connect(options.ray) as cluster:
         spread: Spread = starmap if cluster is None else cluster.starmap
-        shards.check_columns(shown)
         found = search_shards(shards, z, top, rule, conditions, spread)
         return list_hits(found, look_up(shards, found.indices, shown, spread).__getitem__)
 
