@@ -87,12 +87,23 @@ class Query(NamedTuple):
         return empty, list(map(size_of, pools))
 
     def score(self, number: int, rows: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """The scores of candidates at some places of the pools of some rows."""
-        _, pools = self._find_pools(number)
-        candidates = torch.stack([positions_of(pools[row])[place] for row, place in zip(rows, at, strict=True)])
+        """The scores of candidates at some places of the pools of some rows, in the order of rows."""
         psi, diag, squared = self.shards.read_coordinates(number)
-        factor, offset = affine(self.rule, diag[candidates], squared[candidates])
-        return (multiply_pairs(self.z, psi, torch.from_numpy(rows), candidates) * factor + offset).numpy()
+        first = np.flatnonzero(np.diff(rows, prepend=-1))  # of every row
+        places = torch.from_numpy(at).split(np.diff(first, append=len(rows)).tolist())
+        if not self.conditions:  # the same candidates for all rows
+            psi, diag, squared = psi[places[0]], diag[places[0]], squared[places[0]]
+            products = self.z @ psi.double().T
+        else:
+            pools = self._find_pools(number)[1]
+            some = torch.cat([positions_of(pools[row])[own] for row, own in zip(rows[first], places, strict=True)])
+            products, diag, squared = (
+                multiply_pairs(self.z, psi, torch.from_numpy(rows), some),
+                diag[some],
+                squared[some],
+            )
+        factor, offset = affine(self.rule, diag, squared)
+        return (products * factor + offset).numpy().ravel()
 
     def _find_pools(self, number: int) -> tuple[set[str], Sequence[Pool]]:
         if not self.conditions:
