@@ -33,8 +33,21 @@ LAYERS = [
 ]
 LAYER = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 SEEN_BY_LIGHTNING = {"matplotlib", "transformers"}  # torchmetrics imports them where they are installed
-OPTIONAL = ("rdkit", "transformers", "ot", "faiss", "fastapi", "uvicorn", "matplotlib", "numba", "networkx", "pyarrow")
-OPTIONAL = (*OPTIONAL, "pymilvus", "milvus_lite")
+OPTIONAL = (
+    "rdkit",
+    "transformers",
+    "ot",
+    "faiss",
+    "fastapi",
+    "uvicorn",
+    "matplotlib",
+    "numba",
+    "networkx",
+    "pyarrow",
+    "ray",
+    "pymilvus",
+    "milvus_lite",
+)
 
 
 def modules() -> list[Path]:

@@ -152,8 +152,11 @@ def write_json(path: Path, value: Any, *, sealed: bool = False) -> None:
 
 def seal(path: Path) -> None:
     """Put the SHA-256 of a file into the file, in place of the zeros in its field "sealed"."""
-    data = path.read_bytes()
-    path.write_bytes(data.replace(ZEROS, hashlib.sha256(data).hexdigest().encode(), 1))
+    path.write_bytes(sealed(path.read_bytes()))
+
+
+def sealed(data: bytes) -> bytes:
+    return data.replace(ZEROS, hashlib.sha256(data).hexdigest().encode(), 1)
 
 
 def read_sealed(path: Path) -> bytes:

@@ -105,8 +105,8 @@ _add_command("rank", "predict.predict", options.RankOptions)
 _add_command("calibrate", "guarantee.calibrate", options.CalibrateOptions)
 _add_command("evaluate", "evaluate.evaluate_table", options.EvaluateOptions)
 _add_command("report", "evaluate.report", options.ReportOptions)
-_add_command("embed", "library.embed", options.EmbedOptions)
-_add_command("update", "library.update", options.UpdateOptions)
+_add_command("embed", "embed.embed", options.EmbedOptions)
+_add_command("update", "embed.update", options.UpdateOptions)
 
 
 @app.command()

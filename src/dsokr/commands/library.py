@@ -1,10 +1,8 @@
 """Libraries of candidates: read from a file, and indexes made of them."""
 
-import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -14,36 +12,39 @@ from typing import Any, NamedTuple
 import joblib
 import numpy as np
 import scipy.sparse as sp
-import torch
 
-from dsokr import index as index_
+from dsokr import index as indexes
 from dsokr.commands.cells import count_of
 from dsokr.commands.columns import Molecule
 from dsokr.commands.kinds import OutputKind, Read
-from dsokr.commands.options import EmbedOptions, Result, Say, UpdateOptions
 from dsokr.commands.possible import OF_MOLECULES, complete
 from dsokr.commands.predictor import Predictor
 from dsokr.commands.tables import Problems, Rows, Table
-from dsokr.decoders import EmbeddedOutputs
-from dsokr.errors import InputError, Interrupted
-from dsokr.files import checksum
-from dsokr.index import Block, BuildOptions, CandidateIndex, Index, build, fingerprint
+from dsokr.errors import InputError
+from dsokr.index import CandidateIndex, Index, fingerprint
 from dsokr.kernels import Kernel
 from dsokr.outputs import take
 
 BLOCK = 8192  # candidates read at once
+Spread = Callable[["Inspect", Iterator[list[str]]], Any]  # a generator of what is found out, in order
 LARGE = 1_000_000  # bytes of a file of molecules from which on starting further processes is worth it
 
 
 class Listed(NamedTuple):
-    """Candidates of a file: their cells, names, values and further columns, the last row read for them, and codes."""
+    """Candidates of a file, and the last row read for them."""
 
     cells: list[str]
     names: list[str]
-    values: Any
+    values: Any  # of all good cells of the block, or where these are,
+    places: list[int]  # and where those of the candidates are among them
     columns: dict[str, list[str]]
     row: int
-    codes: np.ndarray  # (n,) int64
+    rows: list[int]  # of the candidates
+    codes: list[bytes]
+    bad: dict[str, str]  # why cells cannot be used
+
+    def take_values(self) -> Any:
+        return take(self.values, self.places)
 
 
 @dataclass(frozen=True)
@@ -116,16 +117,16 @@ class Library:
             raise InputError(f"The header of {table.path} looks like a candidate: {table.columns[0]}. {advice}")
         return table.columns[:1]
 
-    def blocks(self, start: int = 0) -> Iterator[Listed]:
-        """Read the candidates after row ``start``: the new good ones.
+    def blocks(self, start: int = 0, spread: Spread | None = None) -> Iterator[Listed]:
+        """Read the candidates after row ``start``: the new good ones. ``spread`` inspects them elsewhere.
 
         Bad ones are problems, in every row where they occur. A file without any good one is an error.
         """
         seen: dict[bytes, tuple[str, ...]] = {}  # candidates by their codes
         bad: dict[str, str] = {}
-        for rows, cells, new, (read, codes, columns) in self._inspect():
+        for rows, cells, new, (read, codes, columns) in self._inspect(spread):
             self.rows += len(rows.attempted)
-            bad |= {new[at]: reason for at, reason in read.bad.items()}
+            bad |= (why := {new[at]: reason for at, reason in read.bad.items()})
             for number, cell in zip(rows.numbers, cells, strict=True):
                 if cell in bad and number > start:
                     self.problems.add(self.table, number, ", ".join(self.columns), bad[cell])
@@ -139,8 +140,9 @@ class Library:
             further = {name: [rows.cells[name][first[cell]] for cell in found] for name in (*self.name, *self.further)}
             names = further.pop(self.name[0]) if self.name else [""] * len(found)
             computed = {name: take(column, fresh) for name, column in columns.items()}
-            kept = np.frombuffer(b"".join(codes[place] for place in fresh), np.int64)
-            yield Listed(found, names, take(read.values, fresh), computed | further, rows.attempted[-1], kept)
+            columns, numbers = computed | further, [rows.numbers[first[cell]] for cell in found]
+            row = rows.attempted[-1]
+            yield Listed(found, names, read.values, fresh, columns, row, numbers, take(codes, fresh), why)
         if not self.candidates and not start:
             raise self.table.unusable(self.problems)
 
@@ -152,7 +154,7 @@ class Library:
         seen[code] = *others, cell
         return True
 
-    def _inspect(self) -> Iterator[tuple[Rows, list[str], list[str], Any]]:
+    def _inspect(self, spread: Spread | None) -> Iterator[tuple[Rows, list[str], list[str], Any]]:
         """Rows, their cells, those that are new, and what is found out about them; on all cores if they are many."""
         seen: set[int] = set()
         waiting: deque[tuple[dict[Any, Any], Rows, list[str], list[str]]] = deque()
@@ -170,7 +172,10 @@ class Library:
         inspect = Inspect(self.predictor.output, self.predictor.basis.kernel, len(self.wanted) > len(self.further))
         is_large = isinstance(inspect.output, Molecule) and self.table.path.stat().st_size > LARGE
         parallel = joblib.Parallel(-1 if is_large else 1, return_as="generator", pre_dispatch="2*n_jobs")
-        results = parallel(joblib.delayed(inspect)(new) for new in list_new())
+        if spread is not None:
+            results = spread(inspect, list_new())
+        else:
+            results = parallel(joblib.delayed(inspect)(new) for new in list_new())
         try:
             for found in results:
                 problems, *block = waiting.popleft()
@@ -186,82 +191,9 @@ def describe(candidates: int, duplicates: int) -> str:
     return count_of(candidates, "candidate") + again
 
 
-def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
-    """Write an index of the candidates of a file. Call it again to resume after Ctrl-C."""
-    started, predictor = time.monotonic(), Predictor.load(options.model, options.device)
-    rule: Any = options.rule or (predictor.rule if options.kind else None)
-    library, basis = Library(predictor, options.library, options.candidates_column, problems, None), predictor.basis
-    with _explained(options.out, f"Run the same command to resume; {options.out} keeps what is done."):
-        index = build(
-            options.out,
-            lambda start: _embed_blocks(library, start),
-            model=fingerprint(basis),
-            dim=basis.dim,
-            source=f"{checksum(options.library)} {', '.join(library.columns)}",
-            columns=library.wanted,
-            options=BuildOptions(options.kind, rule, options.dtype, options.recall, options.sort_by),  # type: ignore[arg-type] # it checks them
-            say=say,
-            progress=lambda now: say(f"{now.rows:,} candidates, {now.rate:,.0f}/s", passing=True),
-            restart=options.restart,
-        )
-    head = index.head
-    duplicates = max(library.rows - head.count - head.skipped, 0)
-    facts = {"index": options.out, "candidates": head.count, "skipped": head.skipped, "duplicates": duplicates}
-    facts |= {"kind": head.kind, "recall@10": head.recall, "seconds": time.monotonic() - started}
-    return Result(facts, [f"{describe(head.count, duplicates)} in the index {options.out}."])
-
-
-@contextmanager
-def _explained(place: str, stopped: str) -> Iterator[None]:
-    """Say what to do after Ctrl-C, and where a file could not be written."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        raise Interrupted(f"Stopped. {stopped}") from stop
-    except OSError as error:
-        raise InputError(f"{error.filename or place} cannot be read or written: {error.strerror or error}.") from error
-
-
-def update(options: UpdateOptions, problems: Problems, say: Say) -> Result:
-    """Change the candidates of an index, all at once."""
-    if options.add is None and options.delete is None:
-        raise InputError("Name a file of candidates with --add, with --delete, or with both.")
-    predictor, place = Predictor.load(options.model, options.device), options.index
-    index, column = open_index(predictor, place), options.candidates_column
-    added: Iterable[Block] = ()
-    deleted: Iterable[index_.Listed] = ()
-    if options.add is not None:
-        added = _embed_blocks(Library(predictor, options.add, column, problems, index.head.columns), 0)
-    if options.delete is not None:
-        listed = Library(predictor, options.delete, column, problems).blocks()
-        deleted = (index_.Listed(some.cells, some.codes) for some in listed)
-    model, key = index.head.model, predictor.output.key
-    with _explained(place, f"{place} is as it was."):
-        changes = index_.update(place, added, deleted, model=model, key=key, say=say)
-    count = len(index) + changes.added - changes.deleted
-    parts = ", ".join(f"{number:,} {name}" for name, number in changes._asdict().items() if name != "missing")
-    lines = [f"{parts}: {count_of(count, 'candidate')} in the index {place}."]
-    if changes.missing:
-        lines.append(f"{count_of(changes.missing, 'candidate')} to be deleted were not in it.")
-    return Result({"index": place, "candidates": count, **changes._asdict()}, lines)
-
-
-def _embed_blocks(library: Library, start: int) -> Iterator[Block]:
-    basis, last = library.predictor.basis, start
-    file, found = str(library.table.path), library.problems.found
-    for cells, names, values, columns, row, codes in library.blocks(start):
-        if row > start:
-            skipped = [found[file, at].sentence() for at in range(last + 1, row + 1) if (file, at) in found]
-            psi, diag = torch.empty(0, basis.dim), torch.empty(0)
-            if cells:
-                psi, diag = EmbeddedOutputs(basis, values).coordinates()
-            yield Block(cells, psi, diag, names, read=row - last, skipped=skipped, cells=columns, codes=codes)
-            last = row
-
-
 def open_index(predictor: Predictor, place: Path | str | None, describe: bool = False) -> Index:
     """Open an index of this model; without one, the outputs known from training, with columns if wanted."""
     if place is not None:
-        return index_.open_index(place, fingerprint(predictor.basis))
+        return indexes.open_index(place, fingerprint(predictor.basis))
     columns = complete(predictor.output, predictor.known, {}) if describe else {}
     return CandidateIndex.in_memory(predictor.known, *predictor.model.known_.coordinates(), cells=columns)

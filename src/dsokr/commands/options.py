@@ -32,6 +32,9 @@ CANDIDATES = typer.Option(
 )
 Pool = Annotated[str | None, typer.Option(help="Rows with the same cell here are one input, such as several spectra.")]
 Rule = Annotated[str | None, typer.Option(help="How candidates are scored: kernel, projected or cosine.")]
+Ray = Annotated[
+    str | None, typer.Option(help="Work on a Ray cluster: HOST:PORT, auto, or local for one on this machine.")
+]
 NOT_IN_CONFIG = {"config", "restart", "as_json"}
 
 
@@ -143,6 +146,7 @@ class PredictOptions(PossibleOptions):
     pool: Pool = None
     keep: Annotated[str, typer.Option(help="Columns of the inputs to copy to the table, separated by commas.")] = ""
     explain: Annotated[Path | None, typer.Option(help="Page to write: why the first answers have their scores.")] = None
+    ray: Ray = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +192,13 @@ class EmbedOptions(Options):
     """Embed a library of candidates once, to search it many times. Interrupt with Ctrl-C; run it again to resume."""
 
     model: Folder
-    library: Annotated[Path, typer.Argument(help="Candidates: a table, a .smi list, or lines; compressed or not.")]
-    out: Annotated[str, typer.Option(help="Folder for the index, or milvus://HOST:PORT/COLLECTION, or a file .db.")]
+    library: Annotated[
+        Path, typer.Argument(help="Candidates: a table, a .smi list or lines, compressed or not; or shards.")
+    ]
+    out: Annotated[
+        str,
+        typer.Option(help="Folder for the index or, with --ray, shards; milvus://HOST:PORT/COLLECTION; x.db."),
+    ]
     kind: Annotated[str | None, typer.Option(help="exact, hnsw or ivfpq; by default as it is, or exact.")] = None
     rule: Rule = None
     dtype: Annotated[str, typer.Option(help="float32, or float16 at half the size.")] = "float32"
@@ -199,7 +208,8 @@ class EmbedOptions(Options):
         str | None,
         typer.Option(help="A column, such as exact_mass: candidates within a window of it are found faster."),
     ] = None
-    restart: Annotated[bool, typer.Option("--restart", help="Discard the index that is there.")] = False
+    ray: Ray = None
+    restart: Annotated[bool, typer.Option("--restart", help="Discard what is there.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)

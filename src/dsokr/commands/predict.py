@@ -2,8 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dsokr.commands.cells import count_of, parse_numbers, shorten
+from dsokr.commands.cluster import connect
 from dsokr.commands.formats import without_compression
 from dsokr.commands.guarantee import Guard
 from dsokr.commands.kinds import Read
@@ -26,7 +28,9 @@ from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.pools import positions_of, size_of
 from dsokr.decoders.scan import Scan
 from dsokr.errors import InputError
-from dsokr.index import Columns, Condition, is_index
+from dsokr.index import Columns, Condition, fingerprint, is_index
+from dsokr.index.shard_search import Spread, look_up, search_shards
+from dsokr.index.shards import Shards
 from dsokr.outputs import take
 from dsokr.rules import Rule, check_rule
 
@@ -99,7 +103,10 @@ def _check_options(options: PredictOptions) -> None:
         raise InputError("--candidates and --candidates-for are two lists of candidates. Choose one.")
     if options.candidates_for is not None and (options.match or options.within or options.show):
         raise InputError("--match, --within and --show are about columns of candidates: lists in a column have none.")
-    has_index = options.candidates is not None and is_index(options.candidates)
+    has_shards = options.candidates is not None and Shards.are_at(options.candidates)
+    has_index = options.candidates is not None and (has_shards or is_index(options.candidates))
+    if options.ray is not None and not has_shards:
+        raise InputError("--ray searches shards. Make them with `dsokr embed --ray`, and name them with --candidates.")
     check_writable(options.out, options.inputs, None if has_index else options.candidates)
     if options.candidates_column is not None and has_index:
         raise InputError(f"--candidates-column names a column of a file: {options.candidates} is an index.")
@@ -147,7 +154,11 @@ def _answer(
     if is_guarded and sure is not None:  # ranked for the calibration's inputs, too: this list is another
         top, z = LISTED, torch.cat([sure.pairs_["z"].to(z), z])
         conditions = Possible(options).after(sure.pairs_.get("conditions"), conditions) if conditions else []
-    if options.candidates is None or is_index(options.candidates):
+    if options.candidates is not None and Shards.are_at(options.candidates):
+        shards = Shards.open(options.candidates, fingerprint(predictor.basis))
+        hits = _rank_shards(shards, z, top, rule, conditions, options)
+        counts = sum(shards.counts), 0
+    elif options.candidates is None or is_index(options.candidates):
         index = open_index(predictor, options.candidates, describe=True)
         columns = [index.names, *(index.find_cells(name) for name in shown)]
         hits = list_hits(
@@ -210,6 +221,17 @@ def _guard(guard: Guard, z: Tensor, scores: Tensor, hits: Hits) -> Hits:
     return [[(*hit, p, sure) for hit, p in zip(some[:n], ps, strict=False)] for some, n, ps, sure in rows]
 
 
+def _rank_shards(
+    shards: Shards, z: Tensor, top: int, rule: Rule, conditions: Sequence[Condition], options: PredictOptions
+) -> Hits:
+    """Return the best candidates of shards, found on a cluster if one is named."""
+    shards.check_columns(shown := split_names(options.show))
+    with nullcontext() if options.ray is None else connect(options.ray) as cluster:
+        spread: Spread = starmap if cluster is None else cluster.starmap
+        found = search_shards(shards, z, top, rule, conditions, spread)
+        return list_hits(found, look_up(shards, found.indices, shown, spread).__getitem__)
+
+
 def rank_library(
     library: Library,
     z: Tensor,
@@ -233,7 +255,7 @@ def rank_library(
         if len(used):
             rows = list(zip(block.names, *(block.columns[name] for name in shown), strict=True))
             held |= {scan.seen + i: (block.cells[at], rows[at]) for i, at in enumerate(used.tolist())}
-            scan.add(*EmbeddedOutputs(basis, take(block.values, used)).coordinates(), pairs=pairs)
+            scan.add(*EmbeddedOutputs(basis, take(block.values, take(block.places, used))).coordinates(), pairs=pairs)
             held = {at: held[at] for at in set(scan.ranking().indices.flatten().tolist()) - {-1}}
         say(count_of(read, "candidate"), passing=True)
     return list_hits(scan.ranking(), held.__getitem__)

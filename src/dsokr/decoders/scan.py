@@ -37,14 +37,16 @@ class Scan:
     """For every row of z (float64) the k best of the candidates added so far; of tied ones the first.
 
     All candidates are scored fast, and those within the rounding error of the best k once more in double precision:
-    fast is single precision on a CPU, and double precision on a GPU. Memory O(n · k) and a block.
+    fast is single precision on a CPU, and double precision on a GPU. Memory O(n · k) and a block. The first block shows
+    which scores are ties, unless ``ties`` are given: scans of several parts that are merged must agree on them.
     """
 
-    def __init__(self, z: Tensor, k: int, rule: Rule):
+    def __init__(self, z: Tensor, k: int, rule: Rule, ties: Ties | None = None):
         check_rule(rule)
         self.z, self.k, self.rule, self.seen, self.has_pools = z, check_k(k), rule, 0, False
         self.scores = z.new_empty(len(z), 0)
-        self.indices, self.ties = self.scores.long(), Ties(*z.new_zeros(2, len(z), 1))
+        self.indices, self.ties = self.scores.long(), ties or Ties(*z.new_zeros(2, len(z), 1))
+        self.finds_ties = ties is None
 
     def add(
         self,
@@ -70,7 +72,7 @@ class Scan:
             self._add(block, slice(start, start + step))
         if pairs is not None:
             self.has_pools = True  # so that rows may have fewer than k
-            if self.seen == 0:
+            if self.finds_ties and self.seen == 0:
                 self.ties = Ties.of(block.score_some(self.z))
             for query, candidate in zip(*(part.split(MERGED) for part in pairs), strict=True):
                 self._merge(query, candidate, block)
@@ -79,7 +81,7 @@ class Scan:
     def _add(self, block: _Block, rows: slice) -> None:
         """Add candidates for some rows of z."""
         scores, scale, error = block.score_fast(self.z[rows])
-        if self.seen == 0:
+        if self.finds_ties and self.seen == 0:
             self.ties.offset[rows], self.ties.unit[rows] = Ties.of(block.score_some(self.z[rows]))
         if self.seen < self.k:  # the best k so far are not full, but a block can contribute no more than its best k
             floor = scores.topk(min(self.k, scores.shape[1]), dim=1).values[:, -1:] - 2 * error
@@ -106,6 +108,12 @@ class Scan:
         sizes = owner.bincount()
         best = order[(sizes.cumsum(0) - sizes)[:, None] + torch.arange(k, device=order.device)]
         self.indices[rows], self.scores[rows] = indices[best], scores[best]
+
+    def merge(self, indices: Tensor, scores: Tensor) -> None:  # (n, any), (n, any)
+        """Add the best of candidates that follow, from the fields of another scan; −1 and −∞ where it has fewer."""
+        indices, scores = torch.cat([self.indices, indices], dim=1), torch.cat([self.scores, scores], dim=1)
+        self.scores, columns = largest(scores, min(self.k, scores.shape[1]), self.ties)
+        self.indices, self.has_pools = indices.gather(1, columns), True
 
     def ranking(self) -> Ranking:
         """The best so far: k of them, or all if fewer were added."""

@@ -295,8 +295,7 @@ class CandidateIndex:
     def search_exactly(self, z: Tensor, k: int, rule: Rule) -> Ranking:
         """Score every candidate and return the k best for every row of z."""
         z = check_coordinates(z, self.head.dim)
-        scan = Scan(z, k, rule)
-        block = max(1, min(SCORES // max(1, min(len(z), QUERIES)), NUMBERS // self.head.dim))
+        scan, block = Scan(z, k, rule), scan_size(*z.shape)
         for start in range(0, self.head.count, block):
             rows = self._without_deleted(slice(start, min(start + block, self.head.count)))
             if size_of(rows):
@@ -346,7 +345,12 @@ class CandidateIndex:
         return products * factor + offset + constant(rule, z)[:, None]
 
 
-def check_coordinates(z: Tensor, dim: int) -> Tensor:
+def scan_size(n: int, dim: int) -> int:
+    """How many candidates an exact search scores at once for n rows of coordinates."""
+    return max(1, min(SCORES // max(1, min(n, QUERIES)), NUMBERS // dim))
+
+
+def check_coordinates(z: Tensor, dim: int) -> Tensor:  # (n, dim)
     """Return coordinates in double precision, if they have the right shape and size."""
     if z.ndim != 2 or z.shape[1] != dim:
         raise InputError(f"Coordinates must have shape (n, {dim}), as the index. Got {tuple(z.shape)}.")
