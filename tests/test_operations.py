@@ -171,10 +171,11 @@ class TestMetrics:
         assert read_metrics(client)["dsokr_requests_total", "/metrics", "200"] == 1
 
     def test_a_queue_that_is_full_is_not_ready(self, monkeypatch):
-        model, release = HandMade(), threading.Event()
+        model, asked, release = HandMade(), threading.Event(), threading.Event()
         good = model.coefficients
 
         def slow(inputs):
+            asked.set()
             assert release.wait(5)
             return good(inputs)
 
@@ -182,8 +183,11 @@ class TestMetrics:
         limits, body = Limits(waiting=2, rows=1), {"json": ASK}
 
         async def ask(client):
-            answers = [asyncio.create_task(client.post("/predict", **body)) for _ in range(3)]
+            answers = [asyncio.create_task(client.post("/predict", **body))]
+            await asyncio.to_thread(asked.wait, 5)
+            answers += [asyncio.create_task(client.post("/predict", **body)) for _ in range(2)]
             while 'waiting_requests{queue="rankings"} 2.0' not in (await client.get("/metrics")).text:
+                await asyncio.sleep(0.01)
                 assert not any(answer.done() for answer in answers)
             full, alive = await client.get("/ready"), await client.get("/health")
             release.set()
@@ -296,6 +300,7 @@ class TestTLS:
             configure(app, None, private_key)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_many_requests():
     """Ids, paths, addresses and texts that never come again leave nothing behind."""
     client, numbers = Client(HandMade(), Limits(rate=1e6)), count()
@@ -310,11 +315,12 @@ def test_memory_stays_flat_over_many_requests():
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    ask(50)
+    for _ in range(6):  # fills caches of Python
+        ask(50)
     tracemalloc.start()
     try:
-        before = ask(100)
-        after = max(ask(100) for _ in range(3))
+        before = [ask(50) for _ in range(3)][-1]
+        after = [ask(50) for _ in range(3)][-1]
     finally:
         tracemalloc.stop()
-    assert after - before < 300 * 100  # bytes: less than a short text of each request
+    assert after - before < 300 * 50  # bytes, for 300 requests
