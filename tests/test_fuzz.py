@@ -406,7 +406,7 @@ COMPILED = sorted(set(range(len(DECODERS))) - set(QUICK))  # by Numba, which tak
 NUMBERS_OF_Z = st.lists(EXTREME | st.floats(-2, 2), min_size=1, max_size=5)
 
 
-@fuzz(st.tuples(st.sampled_from(QUICK), NUMBERS_OF_Z), few=30)
+@fuzz(st.tuples(st.sampled_from(QUICK), NUMBERS_OF_Z), *((at, [1e308]) for at in QUICK), few=30)
 def decoders(case):
     number, numbers = case
     model = fitted(number)
