@@ -147,8 +147,8 @@ async def load(port: int, options: argparse.Namespace) -> None:
     await asyncio.gather(*clients)
     last, (p50, p99), errors = await read_memory(port), np.percentile(latencies, [50, 99]), states.total() - states[200]
     rate = len(latencies) / options.seconds
-    print(f"{options.clients} clients for {options.seconds:g} s: {states.total():,} requests ({rate:.0f}/s), {errors} errors "
-          f"{dict(states)}, p50 {p50:.1f} ms, p99 {p99:.1f} ms")  # fmt: skip
+    print(f"{options.clients} clients for {options.seconds:g} s: {states.total():,} requests ({rate:.0f}/s), "
+          f"{errors} errors {dict(states)}, p50 {p50:.1f} ms, p99 {p99:.1f} ms")  # fmt: skip
     print(f"resident memory: {first:.1f} MiB after a tenth of the time, {last:.1f} MiB at the end "
           f"(goal: +5 %, no errors: {verdict(last < 1.05 * first and not errors)})")  # fmt: skip
 
