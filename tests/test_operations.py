@@ -4,11 +4,13 @@ import asyncio
 import gc
 import json
 import logging
+import socket
 import ssl
 import subprocess
 import threading
 import tracemalloc
 from base64 import b64encode
+from contextlib import ExitStack
 from itertools import count, islice
 
 import pytest
@@ -24,7 +26,7 @@ pytest.importorskip("uvicorn")
 parser = pytest.importorskip("prometheus_client.parser")
 
 from dsokr.index import CandidateIndex  # noqa: E402 # after what may be missing
-from dsokr.serve import Limits, add_key, create_app, operations, read_keys  # noqa: E402
+from dsokr.serve import Limits, add_key, connections, create_app, operations, read_keys  # noqa: E402
 
 ASK = {"inputs": ["ethanol"]}
 
@@ -248,6 +250,11 @@ class TestLogs:
         request, error = sorted(said, key=lambda line: line["level"], reverse=True)
         assert request["status"] == 500 and "ZeroDivisionError" in error["exception"]
 
+    def test_a_file_that_cannot_be_written(self, tmp_path):
+        for bad in (tmp_path, tmp_path / "none" / "log"):
+            with pytest.raises(InputError, match=r"The log .* cannot be written: .*\.$"):
+                operations.configure_log(bad)
+
     def test_a_path_cannot_forge_a_line(self, lines):
         _, said = lines(("GET", "/a%0A%7B%22level%22:%22error%22%7D" + "x" * 500, {}))
         assert len(said) == 1 and said[0]["level"] == "info" and len(said[0]["path"]) == 200
@@ -284,6 +291,18 @@ class TestTLS:
                 httpx.get(f"{address}/health")
             trusted.maximum_version = ssl.TLSVersion.TLSv1_2
             assert httpx.get(f"{safe}/ready", verify=trusted).status_code == 200
+
+    def test_handshakes_that_do_not_come_are_given_up(self, files, monkeypatch):
+        monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
+        monkeypatch.setattr(asyncio.constants, "SSL_HANDSHAKE_TIMEOUT", 60.0)
+        model, (certificate, private_key) = HandMade(), files
+        app = create_app(model, model.index())
+        with running(app, certificate=certificate, private_key=private_key) as (address, _), ExitStack() as stack:
+            host, port = address.removeprefix("http://").split(":")
+            silent = [stack.enter_context(socket.create_connection((host, int(port)), 5)) for _ in range(200)]
+            trusted = ssl.create_default_context(cafile=str(certificate))
+            assert httpx.get(address.replace("http:", "https:") + "/ready", verify=trusted).status_code == 200
+            assert [made.recv(10) for made in silent] == [b""] * 200  # closed
 
     def test_files_that_cannot_be_used(self, files, tmp_path):
         from dsokr.serve.app import configure

@@ -272,10 +272,16 @@ class TestExplain:
     def test_the_command_serves_it(self, tmp_path, monkeypatch):
         pytest.importorskip("rdkit", reason="needs the extra chem")
         served = []
-        monkeypatch.setattr("dsokr.serve.run", lambda app, *_, **__: served.append(app))
+        monkeypatch.setattr("dsokr.serve.run", lambda app, *_, **options: served.append((app, options)))
         describe_molecules().save(tmp_path / "model")
-        command_line(["serve", str(tmp_path / "model")], standalone_mode=False)
-        assert "/explain" in {route.path for route in served[0].routes}
+        command_line(["key", str(tmp_path / "keys.txt"), "ann"], standalone_mode=False)
+        others = ["--rate", "3", "--certificate", "a.pem", "--private-key", "b.pem", "--log", "-"]
+        command = ["serve", str(tmp_path / "model"), "--keys", str(tmp_path / "keys.txt"), *others]
+        command_line(command, standalone_mode=False)
+        [(app, options)] = served
+        assert "/explain" in {route.path for route in app.routes}
+        assert [key.name for key in app.state.keys] == ["ann"] and app.state.limits.rate == 3
+        assert list(map(str, options.values())) == ["a.pem", "b.pem", "-"]
 
     def test_columns_and_labels_without_features(self):
         numbers, labels = ["0 1", "1 0", "1 1", "2 1"], ["up", "down;left", "up;left", "left"]

@@ -299,7 +299,7 @@ def configure(
 
     Connection.extra = HEADERS
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = HEADER_SECONDS  # type: ignore[attr-defined] # uvicorn has no option for it
-    options = {"log_level": "error", "access_log": False, "server_header": False, "ws": "none", "lifespan": "on"}
+    options = {"log_level": "error", "access_log": False, "server_header": False, "ws": "none", "loop": "asyncio"}
     if log is not None:
         options |= {"log_config": configure_log(log), "log_level": None}
     grace = math.ceil(app.state.limits.seconds) + 1  # no answer takes longer

@@ -216,6 +216,11 @@ class Lines(logging.Formatter):
 def configure_log(path: Path) -> dict[str, Any]:
     """Return the configuration of logs as JSON lines, in a file that may be rotated; - is standard error."""
     stream, file = "logging.StreamHandler", "logging.handlers.WatchedFileHandler"
+    if str(path) != "-":
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise InputError(f"The log {path} cannot be written: {error.strerror}.") from error
     out = {"class": stream} if str(path) == "-" else {"class": file, "filename": str(path)}
     loggers = {name: {"handlers": ["out"], "level": level, "propagate": False} for name, level in
                (("uvicorn.error", "ERROR"), ("dsokr.serve", "INFO"))}  # fmt: skip
