@@ -141,7 +141,7 @@ def serve(
         reason = partial(explain_answer, predictor)
         opened = open_index(predictor, index, describe=True)
         served = create_app(predictor, opened, limits, examples, hosts, reason, known)
-        run(served, host, port, say, certificate=certificate, private_key=private_key, log=log)
+        run(served, host, port, say=say, certificate=certificate, private_key=private_key, log=log)
 
 
 @app.command()
