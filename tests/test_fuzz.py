@@ -341,6 +341,7 @@ def heads_of_indices(case):
 @fuzz(
     st.tuples(st.integers(0, 20), st.integers(0, 10**4), st.binary(min_size=1, max_size=8)),
     *((number, at, b"\x80\x80") for number in range(12) for at in (0, 2)),
+    *((number, at, b"\xff" * 8) for number in range(12) for at in (840, 1600)),  # NaN
     few=25,
 )
 def files_of_indices(case):
