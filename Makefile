@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: setup demo study test test-slow lint bench docs clean
+.PHONY: setup demo study test test-slow lint bench docs bom pins clean
 
 setup: .venv/.ready
 
@@ -37,6 +37,16 @@ docs: setup
 	$(BIN)/python docs/render.py
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "The pages: site/index.html"
+
+bom: setup  # a bill of materials, and the page of licences
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o build/bom.json .venv
+	$(BIN)/python docs/supply.py licences docs/licences.md
+
+pins: setup  # exact versions with the hashes of the files for this platform: pip install --require-hashes -r requirements.txt
+	mkdir -p build
+	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --report build/report.json -c constraints.txt ".[all]"
+	$(BIN)/python docs/supply.py pins build/report.json requirements.txt
 
 clean:
 	rm -rf .venv site dsokr-demo build

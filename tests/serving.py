@@ -1,5 +1,7 @@
 """A model to serve in tests: made by hand, so that nothing is trained."""
 
+import asyncio
+import json
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from dsokr.explain import Colored, Explanation, Reasons
 from dsokr.index import CandidateIndex
 
 DIM = 4
+JSON = {"Content-Type": "application/json"}
 MOLECULES = ["C", "CC", "CCO", "CCN", "c1ccccc1", "CC(=O)O", "C#N", "OCCO", "CCCC", "C1CC1", "CC(C)O", "N"]
 NAMES = ["methane", "ethane", "ethanol", "", 'benzene, "pure"', "acetic acid"] + [""] * 6
 
@@ -87,7 +90,7 @@ def describe_molecules() -> Predictor:
 
 
 @contextmanager
-def running(app: Any) -> Any:
+def running(app: Any, **options: Any) -> Any:
     """A real server on a free port of this machine: its address, and the server itself."""
     import uvicorn
 
@@ -101,7 +104,7 @@ def running(app: Any) -> Any:
             started.set()
 
     listening = bind("127.0.0.1", 0)
-    real = Server(configure(app))
+    real = Server(configure(app, **options))
     thread = threading.Thread(target=real.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
@@ -111,3 +114,46 @@ def running(app: Any) -> Any:
         real.should_exit = True
         thread.join(10)
         listening.close()
+
+
+class Client:
+    """Asks an application in this process, within its lifespan."""
+
+    def __init__(self, model, limits=None, texts=MOLECULES, index=None, **options):
+        from dsokr.serve import Limits, create_app
+
+        self.app = create_app(model, index or model.index(texts), limits or Limits(), **options)
+
+    def __call__(self, method, url, **options):
+        return self.together([(method, url, options)])[0]
+
+    def get(self, url, **params):
+        return self("GET", url, params=params)
+
+    def together(self, requests):
+        import httpx
+
+        async def ask():
+            async with self.app.router.lifespan_context(self.app):
+                transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+                async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
+                    return await asyncio.gather(*(client.request(m, u, **options) for m, u, options in requests))
+
+        return asyncio.run(ask())
+
+    def predict(self, *bodies):
+        """The answer to a body, or to several that come at the same time."""
+        contents = [body if isinstance(body, str | bytes) else json.dumps(body) for body in bodies]
+        found = self.together([("POST", "/predict", {"content": content, "headers": JSON}) for content in contents])
+        return found[0] if len(bodies) == 1 else found
+
+    def explain(self, input, output, **options):
+        return self("POST", "/explain", json={"input": input, "output": output, **options})
+
+
+def refused(answer, status, *words):
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert set(body) == {"error", "where"} and body["error"].endswith(".")
+    assert all(word in body["error"] for word in words), body
+    return body

@@ -786,7 +786,7 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
             "and --seeds are for networks: write them into --reg",
         ),
         (f"{VECTOR} --dim 1000", "A basis of dimension 1 has 1 to 1 leading directions. Got 1000."),
-        (f"{VECTOR} --network CNN", "CNN does not read vector inputs. Use MLP."),
+        (f"{VECTOR} --network CNN", "CNN does not read vector inputs. Use MLP or SparseTransformer."),
         (f"{VECTOR} --network NN", "there is no NN. Choose from CNN, CharTransformer"),
         (f"{SMILES} --network MLP", "MLP does not read text inputs. Use WordBag or TextEncoder."),
         (

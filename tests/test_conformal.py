@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsokr import DSOKR, Conformal, kernels, sketches
-from dsokr.conformal import PredictionSet
+from dsokr.conformal import Calibration, PredictionSet
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError, ModelFolderError
 from dsokr.outputs import as_outputs, keys
@@ -244,3 +244,14 @@ def test_bad_input_is_one_sentence():
         sure.predict(X, max_error=0.01)
     with pytest.raises(InputError, match=r"max_error must be in \(0, 1\)"):
         sure.predict(X, max_error=1.5)
+
+
+def test_a_test_of_no_pairs_is_a_sentence():
+    scores = (
+        torch.rand(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sort(descending=True).values
+    )
+    z = torch.ones(40, 2, dtype=torch.float64)
+    calibration = Calibration.of(z, scores, scores[:, 0], torch.ones(40, dtype=torch.bool))
+    assert calibration.test(torch.ones(4, dtype=torch.bool), 0.8).n == 4
+    with pytest.raises(InputError, match="needs at least one pair"):
+        calibration.test(torch.zeros(0, dtype=torch.bool), 0.8)

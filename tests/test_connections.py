@@ -122,6 +122,7 @@ def test_half_open_connections_keep_nobody_else_waiting(address):
 
 SERVER = """
 import sys
+import time
 sys.path.insert(0, {tests!r})
 import typer
 from dsokr.commands.app import app
@@ -131,6 +132,8 @@ from serving import HandMade
 @app.command("hand")
 def hand():
     model = HandMade()
+    good = model.coefficients
+    model.coefficients = lambda inputs: time.sleep(1) or good(inputs)
     run(create_app(model, model.index()), "127.0.0.1", 0, say=lambda line: print(line, flush=True))
 
 sys.argv = ["dsokr", "hand"]
@@ -138,14 +141,21 @@ app()
 """
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
-def test_signals(sent, code):
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_with_0_and_requests_under_way_are_answered(sent):
     script = SERVER.format(tests=os.path.dirname(__file__))
     served = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     address = served.stdout.readline().split()[2]
     assert httpx.get(f"{address}/health").status_code == 200
-    served.send_signal(sent)
-    assert "Stopped." in served.communicate(timeout=20)[0] and served.returncode == code
+    with connect(address) as asking:
+        body = b'{"inputs": ["a"]}'
+        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        asking.sendall(b"POST /predict HTTP/1.1\r\n" + head + body)
+        while "dsokr_active_requests 2.0" not in httpx.get(f"{address}/metrics").text:
+            time.sleep(0.01)
+        served.send_signal(sent)
+        assert asking.recv(65536).startswith(b"HTTP/1.1 200")
+    assert "Stopped." in served.communicate(timeout=20)[0] and served.returncode == 0
 
 
 def test_sigterm_stops_a_fit_with_a_sentence(tmp_path):

@@ -13,7 +13,7 @@ from dsokr.ensemble import all_ranks, combine_scores
 from dsokr.errors import InputError
 from dsokr.losses import Ranked, Squared
 from dsokr.metrics import ranks
-from dsokr.regressors import Neural
+from dsokr.regressors import KernelRidge, Neural
 from dsokr.rules import RULES, score
 
 
@@ -225,3 +225,23 @@ def test_ranked_loss_is_checked_and_trains(data):
         z = model.coefficients(X)
         found[type(loss)] = model.known_.ranks(z, torch.arange(80), "cosine").reciprocal().mean().item()
     assert found[Ranked] > found[Squared]
+
+
+def test_standardized_scores_do_not_amplify_rounding():
+    """Scores that are equal but for rounding say nothing, so the other member decides."""
+    equal = torch.full((1, 5), 0.1, dtype=torch.float64) * 3
+    equal[0, 2] = 0.3  # one unit in the last place less
+    other = torch.arange(5.0, dtype=torch.float64)[None]
+    assert len(equal.unique()) == 2
+    alone = combine_scores([other], "mean score", standardize=True)
+    assert torch.allclose(combine_scores([equal, other], "mean score", standardize=True), alone / 2)
+
+
+def test_an_ensemble_follows_members_that_are_fitted_again(data):
+    X, Y = data
+    models = [DSOKR(kernels.Linear(), sketches.Full(), KernelRidge(), random_state=0).fit(X, Y) for _ in range(2)]
+    ensemble = Ensemble(models)
+    before = ensemble.predict(X)
+    for model in models:
+        model.fit(X, Y + 10)
+    assert (before < 10).any() and np.array_equal(ensemble.predict(X), Ensemble(models).predict(X))

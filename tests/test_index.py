@@ -699,15 +699,15 @@ class TestCommands:
         from dsokr import serve
 
         served = []
-        monkeypatch.setattr(serve, "run", lambda *given, say: served.append(given))
+        monkeypatch.setattr(serve, "run", lambda *given, say, **others: served.append((*given, others)))
         options = ["--port", 0, "--max-k", 7, "--host", "here.org", "--allow-host", "a.org", "--allow-host", "b.org"]
         if with_index:
             embed("i")
             options += ["--index", tmp_path / "i"]
         code, *said = run("serve", model / "model", *options)
         assert code == 0, said
-        page, host, port = served[0]
-        assert (host, port) == ("here.org", 0)
+        page, host, port, others = served[0]
+        assert (host, port) == ("here.org", 0) and set(others.values()) == {None}
         question = page.openapi()["components"]["schemas"]["Question"]["properties"]
         assert question["k"]["maximum"] == 7 and question["inputs"]["items"]["maxItems"] == 2
         allowed = next(

@@ -90,6 +90,7 @@ def test_batches_stay_batches():
     assert distinct(views).tolist() == [0, 1] and len(take(views, torch.tensor([0, 2]))) == 2
     with pytest.raises(InputError, match="same number of outputs. Got 3, 2"):
         ViewBatch(BITS, ["x", "y"])
+    assert len(views[:0]) == 0 and list(views[:0]) == [] and len(views[:0][:1]) == 0
     with pytest.raises(InputError, match="Got no views"):
         ViewBatch()
 
@@ -111,6 +112,10 @@ def test_batches_stay_batches():
         ("CCO", "must be a collection of outputs. Got 'CCO'"),
         ([2**53 + 1, 2**53], "exact in double precision"),
         (np.array([1j]), "Complex data not supported"),
+        ([1j, 2.0], "Complex data not supported"),
+        (torch.ones(3, 2, dtype=torch.complex64), "Complex data not supported"),
+        (sp.csr_array(np.eye(2) * 1j), "Complex data not supported"),
+        ([torch.ones(2, dtype=torch.bfloat16)] * 3, "rows of type torch.bfloat16: stack them"),
     ],
 )
 def test_refuses(given, message):

@@ -217,6 +217,16 @@ def test_candidates_of_ones_own_survive(tmp_path):
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
 
 
+@pytest.mark.parametrize("saved", [None, np.array([[1, 0, 0], [0, 1, 1]])], ids=["of training", "of one's own"])
+def test_candidates_given_to_load_are_used(tmp_path, saved):
+    model, new = fitted(decoder=decoders.Candidates("kernel", outputs=saved)), [(0, 0, 1), (1, 1, 0)]
+    model.save(tmp_path / "model")
+    loaded = DSOKR.load(tmp_path / "model", device="cpu", decoder=decoders.Candidates("kernel", outputs=new))
+    best = model.scores(X, new).argmax(dim=1)
+    assert loaded.predict(X) == [new[at] for at in best]
+    assert loaded.fit(X, Y).predict(X) == loaded.predict(X) and loaded.decoder.outputs is new
+
+
 def test_a_loaded_model_can_be_fitted_again(tmp_path):
     model = fitted()
     model.save(tmp_path / "model")

@@ -23,7 +23,18 @@ from dsokr.errors import InputError, UndefinedAt
 from dsokr.explain import explain, explain_input
 from dsokr.index import CandidateIndex
 from dsokr.regressors import KernelRidge
-from serving import DIM, MOLECULES, HandMade, Kind, describe_molecules, reason_by_letters, running
+from serving import (
+    DIM,
+    JSON,
+    MOLECULES,
+    Client,
+    HandMade,
+    Kind,
+    describe_molecules,
+    reason_by_letters,
+    refused,
+    running,
+)
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
@@ -36,39 +47,6 @@ from dsokr.serve import Limits, answers, create_app  # noqa: E402
 from dsokr.serve import app as app_module  # noqa: E402
 from dsokr.serve.batches import Batches, Busy  # noqa: E402
 
-JSON = {"Content-Type": "application/json"}
-
-
-class Client:
-    """Asks an application in this process, within its lifespan."""
-
-    def __init__(self, model, limits=Limits(), texts=MOLECULES, hosts=(), index=None, reason=None):  # noqa: B008 # frozen
-        self.app = create_app(model, index or model.index(texts), limits, hosts=hosts, reason=reason)
-
-    def __call__(self, method, url, **options):
-        return self.together([(method, url, options)])[0]
-
-    def get(self, url, **params):
-        return self("GET", url, params=params)
-
-    def together(self, requests):
-        async def ask():
-            async with self.app.router.lifespan_context(self.app):
-                transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-                async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
-                    return await asyncio.gather(*(client.request(m, u, **options) for m, u, options in requests))
-
-        return asyncio.run(ask())
-
-    def predict(self, *bodies):
-        """The answer to a body, or to several that come at the same time."""
-        contents = [body if isinstance(body, str | bytes) else json.dumps(body) for body in bodies]
-        found = self.together([("POST", "/predict", {"content": content, "headers": JSON}) for content in contents])
-        return found[0] if len(bodies) == 1 else found
-
-    def explain(self, input, output, **options):
-        return self("POST", "/explain", json={"input": input, "output": output, **options})
-
 
 @pytest.fixture
 def model():
@@ -78,14 +56,6 @@ def model():
 @pytest.fixture(scope="module")
 def client():
     return Client(HandMade())
-
-
-def refused(answer, status, *words):
-    assert answer.status_code == status, answer.text
-    body = answer.json()
-    assert set(body) == {"error", "where"} and body["error"].endswith(".")
-    assert all(word in body["error"] for word in words), body
-    return body
 
 
 def test_predict_is_the_search(client, model):
@@ -303,10 +273,16 @@ class TestExplain:
     def test_the_command_serves_it(self, tmp_path, monkeypatch):
         pytest.importorskip("rdkit", reason="needs the extra chem")
         served = []
-        monkeypatch.setattr("dsokr.serve.run", lambda app, *_, **__: served.append(app))
+        monkeypatch.setattr("dsokr.serve.run", lambda app, *_, **options: served.append((app, options)))
         describe_molecules().save(tmp_path / "model")
-        command_line(["serve", str(tmp_path / "model")], standalone_mode=False)
-        assert "/explain" in {route.path for route in served[0].routes}
+        command_line(["key", str(tmp_path / "keys.txt"), "ann"], standalone_mode=False)
+        others = ["--rate", "3", "--certificate", "a.pem", "--private-key", "b.pem", "--log", "-"]
+        command = ["serve", str(tmp_path / "model"), "--keys", str(tmp_path / "keys.txt"), *others]
+        command_line(command, standalone_mode=False)
+        [(app, options)] = served
+        assert "/explain" in {route.path for route in app.routes}
+        assert [key.name for key in app.state.keys] == ["ann"] and app.state.limits.rate == 3
+        assert [str(value) for name, value in options.items() if name != "say"] == ["a.pem", "b.pem", "-"]
 
     def test_columns_and_labels_without_features(self):
         numbers, labels = ["0 1", "1 0", "1 1", "2 1"], ["up", "down;left", "up;left", "left"]
@@ -592,7 +568,10 @@ def test_health(client):
     assert facts["status"] == "ok" and facts["candidates"] == len(MOLECULES) and facts["coefficients"] == DIM
     assert facts["rules"] == ["kernel", "projected", "cosine"] and facts["kind"] == "exact"
     integers = dict.fromkeys(["body_bytes", "inputs", "text", "k", "waiting", "rows"], int)
-    assert {name: type(value) for name, value in facts["limits"].items()} == integers | {"seconds": float}
+    assert {name: type(value) for name, value in facts["limits"].items()} == integers | {
+        "seconds": float,
+        "rate": float,
+    }
 
 
 class TestDrawing:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any, Literal, get_args
 
 import torch
@@ -58,6 +58,7 @@ class Ensemble:
         for number, member in enumerate(self.members):
             if not isinstance(member, DSOKR) or not hasattr(member, "known_"):
                 raise InputError(f"Members of an ensemble must be fitted DSOKR models. Got {member!r} at {number}.")
+        self._aligned: tuple[list[EmbeddedOutputs], list[EmbeddedOutputs]] | None = None
         check_combination(combine)
         if weights is not None and combine == "max score":
             raise InputError("weights are for means. Got weights with combine='max score'.")
@@ -86,7 +87,7 @@ class Ensemble:
 
     def _blocks(self, X: Any, candidates: Any) -> Iterator[Tensor]:
         """Combined scores, a few inputs at a time."""
-        known = self._known if candidates is None else self._embed(candidates)
+        known = self._align() if candidates is None else self._embed(candidates)
         z = [member.coefficients(X) for member in self.members]
         rules = [member.decoder_.scoring_rule() for member in self.members]
         for part in zip(*(one.split(QUERY_BLOCK) for one in z), strict=True):
@@ -94,9 +95,15 @@ class Ensemble:
             scores = [score(one, *its.coordinates(), rule).to(z[0].device) for one, its, rule in each]
             yield combine_scores(scores, self.combine, self.weights, self.standardize)
 
-    @cached_property
-    def _known(self) -> list[EmbeddedOutputs]:
-        """The candidates of every member, in the order of the first. They must be the same outputs."""
+    def _align(self) -> list[EmbeddedOutputs]:
+        """The candidates of every member, in the order of the first; anew after a member was fitted again."""
+        known = [member.known_ for member in self.members]
+        if not self._aligned or any(one is not its for one, its in zip(known, self._aligned[0], strict=True)):
+            self._aligned = known, self._order_known()
+        return self._aligned[1]
+
+    def _order_known(self) -> list[EmbeddedOutputs]:
+        """They must be the same outputs."""
         first, *others = ([*keys(member.known_.outputs)] for member in self.members)
         for number, other in enumerate(others, start=1):
             if set(other) != set(first):
@@ -136,9 +143,10 @@ def combine_scores(
 
 
 def _standardize(scores: Tensor) -> Tensor:  # (n, c)
-    """Scale every row to mean 0 and standard deviation 1; to zeros if its scores are equal."""
+    """Scale every row to mean 0 and standard deviation 1; to zeros if its scores are equal but for rounding."""
     spread = scores.std(dim=1, correction=0, keepdim=True)
-    return (scores - scores.mean(dim=1, keepdim=True)) / spread.masked_fill(spread == 0, 1.0)
+    is_noise = spread <= 4 * torch.finfo(scores.dtype).eps * scores.abs().amax(dim=1, keepdim=True)
+    return ((scores - scores.mean(dim=1, keepdim=True)) / spread).masked_fill(is_noise, 0.0)
 
 
 def all_ranks(scores: Tensor) -> Tensor:  # (n, c)

@@ -308,9 +308,12 @@ class DSOKR(MadeOfParts):
         if not has_form or count(basis[0]) != (basis[2] if basis[1] is None else basis[1]).shape[1]:
             raise ValueError("the anchors do not fit the projection, or the outputs their form")
         model.basis_ = SketchedBasis(model.kernel, canonical(basis[0])[0], *basis[1:]).to(where)
+        has_own = getattr(model.decoder, "outputs", None) is not None  # given to load
+        if has_own:
+            known, form = model.decoder.candidates(known, form)
         model.known_ = EmbeddedOutputs(model.basis_, known, form=form)
         model.decoder_ = model.decoder.alternatives()[0]
-        if isinstance(model.decoder, Candidates) and config["own_candidates"]:
+        if isinstance(model.decoder, Candidates) and config["own_candidates"] and not has_own:
             model.decoder = replace(model.decoder, outputs=form.restore(model.known_.outputs))
         if config["rule"] is not None and "decoder" not in given:
             model.decoder = replace(model.decoder, rule=config["rule"])
@@ -324,7 +327,7 @@ class DSOKR(MadeOfParts):
             check_types(part)
         for name in set(config["inputs"]) & set(OF_INPUTS):
             value = config["inputs"][name]
-            setattr(model, name, np.array(value, dtype=object) if isinstance(value, list) else int(value))
+            setattr(model, name, int(value) if name == "n_features_in_" else np.array(list(value), dtype=object))
         return model
 
     def __sklearn_tags__(self) -> Tags:

@@ -64,7 +64,9 @@ class ViewBatch:
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int | np.integer):
             return tuple(view[index] for view in self.views)
-        return ViewBatch(*(take(view, index) for view in self.views))
+        some = object.__new__(ViewBatch)  # the views are canonical already, and there may be none of them
+        object.__setattr__(some, "views", tuple(take(view, index) for view in self.views))
+        return some
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return (self[i] for i in range(len(self)))
@@ -160,6 +162,8 @@ def canonical(ys: Any, name: str = "Y") -> tuple[Outputs, Form]:
     is_one = isinstance(ys, str | bytes | Mapping) or not is_many or getattr(ys, "ndim", 1) == 0
     if is_one and not sp.issparse(ys):
         raise InputError(f"{name} must be a collection of outputs. Got {ys!r:.60}.")
+    if str(getattr(ys, "dtype", "")).startswith("torch.complex") or (sp.issparse(ys) and ys.dtype.kind == "c"):
+        raise InputError(f"Complex data not supported: {name} must be real.")
     if isinstance(ys, ViewBatch | GraphBatch):
         outputs, form = ys, Form("batch")
     elif isinstance(ys, Tensor):
@@ -250,10 +254,14 @@ def _as_numbers(items: Any, name: str) -> np.ndarray | None:
     array = items
     if not isinstance(items, np.ndarray):
         if not items or not _is_row(items[0]):
+            if items and isinstance(items[0], complex):
+                raise InputError(f"Complex data not supported: {name} must be real.")
             return None
         try:
             array = np.stack([np.asarray(item) for item in items])
-        except (ValueError, TypeError):
+        except (ValueError, TypeError) as error:
+            if isinstance(items[0], Tensor) and isinstance(error, TypeError):
+                raise InputError(f"{name} has rows of type {items[0].dtype}: stack them to one tensor.") from error
             return None
     if array.dtype == object and all(isinstance(value, NUMBERS | None) for value in array.flat):
         array = array.astype(np.float64)  # None is NaN

@@ -123,6 +123,9 @@ def largest(scores: Tensor, k: int, ties: Ties | None = None) -> tuple[Tensor, T
     least = keys.topk(k, dim=1).values[:, -1:]
     above, equal = keys > least, keys == least
     chosen = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
-    columns = chosen.nonzero()[:, 1].reshape(len(scores), k)
+    columns = chosen.nonzero()[:, 1]
+    if len(columns) != len(scores) * k:  # NaN is neither above nor equal
+        raise InputError("Scores are not numbers: coordinates of candidates are damaged or too large.")
+    columns = columns.reshape(len(scores), k)
     columns = columns.gather(1, keys.gather(1, columns).sort(dim=1, descending=True, stable=True).indices)
     return scores.gather(1, columns), columns

@@ -348,7 +348,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return {name: config[name] for name in ("format", "dsokr", "sha256")} | config
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ModelFolderError(f"{folder / 'config.json'} is damaged: {error}.") from error
 
 

@@ -29,7 +29,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]  # which newer versions of typ
 
 
 class Commands(TyperGroup):
-    """Prints an expected error as one sentence, with exit code 1, and what to do after Ctrl-C (130) or SIGTERM."""
+    """Prints an expected error as one sentence, with exit code 1; after Ctrl-C with 130, after SIGTERM with 143."""
 
     def invoke(self, ctx: Any) -> Any:
         stopped: list[int] = []
@@ -41,10 +41,7 @@ class Commands(TyperGroup):
         if current_thread() is main_thread():
             signal.signal(signal.SIGTERM, stop)
         try:
-            done = super().invoke(ctx)
-            if stopped:  # after the server has stopped
-                raise typer.Exit(128 + stopped[0])
-            return done
+            return super().invoke(ctx)
         except BrokenPipeError:
             raise  # the reader closed the pipe; exit quietly
         except (DSOKRError, KeyboardInterrupt) as error:
@@ -121,22 +118,42 @@ def serve(
         list[str] | None, typer.Option("--allow-host", help="Another name to answer to, such as that of a proxy.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    keys: Annotated[
+        Path | None, typer.Option(help="File of `dsokr key`: only clients with a key are answered.")
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Requests per second of one client; 0 is any number.")] = 0.0,
+    certificate: Annotated[Path | None, typer.Option(help="PEM file of a certificate and its chain: HTTPS.")] = None,
+    private_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
+    log: Annotated[Path | None, typer.Option(help="File for a JSON line per request or error; - is stderr.")] = None,
 ) -> None:
     """Show the model as a web page: type an input, see the best candidates. It contacts no other host."""
     from dsokr.commands.library import open_index
     from dsokr.commands.predictor import Predictor
     from dsokr.commands.reasons import explain_answer
-    from dsokr.serve import Limits, create_app, run
+    from dsokr.serve import Limits, create_app, read_keys, run
 
-    limits = Limits(seconds=timeout, k=most)
+    limits, known = Limits(seconds=timeout, k=most, rate=rate), read_keys(keys) if keys else []
     with _notes(), _show_progress(False) as say:
         predictor = Predictor.load(model, device)
         predictor.decode(predictor.among(None).coordinates()[0][:1])  # compiles the search before the first request
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
         hosts = [host, *(allowed or [])]
         reason = partial(explain_answer, predictor)
-        served = create_app(predictor, open_index(predictor, index, describe=True), limits, examples, hosts, reason)
-        run(served, host, port, say=say)
+        opened = open_index(predictor, index, describe=True)
+        served = create_app(predictor, opened, limits, examples, hosts, reason, known)
+        run(served, host, port, say=say, certificate=certificate, private_key=private_key, log=log)
+
+
+@app.command()
+def key(
+    file: Annotated[Path, typer.Argument(help="File of keys; it is created if it does not exist.")],
+    name: Annotated[str, typer.Argument(help="Who gets the key; it is in the log of the server.")],
+    rate: Annotated[float, typer.Option(help="Requests per second; 0 is the limit of the server.")] = 0.0,
+) -> None:
+    """Add a key for `dsokr serve --keys` and print it. The file has only its hash: the key cannot be printed again."""
+    from dsokr.serve import add_key
+
+    print(add_key(file, name, rate))
 
 
 @app.command()

@@ -115,7 +115,11 @@ def _read_json(path: Path, columns: list[str]) -> Iterator[Record]:
         raise InputError(f'{path} has no line with a JSON object, such as {{"text": "...", "smiles": "CCO"}}.')
     yield 0, list(names)
     for number, record in _read_json_objects(path):
-        yield number, record if isinstance(record, str) else [_as_cell(record.get(name)) for name in columns]
+        try:
+            cells = record if isinstance(record, str) else [_as_cell(record.get(name)) for name in columns]
+        except RecursionError:
+            cells = "Its lists are nested too deeply."
+        yield number, cells
 
 
 def _read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -123,7 +127,7 @@ def _read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]
         try:
             record = json.loads(line)
             yield number, record if isinstance(record, dict) else "It is not a JSON object in braces."
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             yield number, f"It is not JSON: {error}."
 
 

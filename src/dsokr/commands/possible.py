@@ -182,7 +182,7 @@ def split_list(cell: str, output: OutputKind) -> list[str]:
     """
     if isinstance(output, Labels):
         raise InputError("--candidates-for cannot list label sets, whose labels are separated like candidates.")
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         if isinstance(items := json.loads(cell), list):
             return list(map(str, items))
     parts = re.split(r"[;\s]+" if isinstance(output, Molecule) else ";", cell)

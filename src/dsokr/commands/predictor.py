@@ -246,7 +246,7 @@ class Predictor:
             input, output = (parse_expression(task[name], columns) for name in ("input", "output"))
             sure = Conformal.load(folder, model=model) if (folder / FILE).is_file() else None
             return cls(model, input, output, known, task["facts"], sure)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelFolderError(f"{folder} is damaged: {error}.") from error
 
 

@@ -152,6 +152,8 @@ class Calibration:
     def test(self, held: Tensor, coverage: float) -> Coverage:
         """Test whether sets that held the right output, or not, did so as often as asked."""
         n, found, m = len(held), int(held.sum()), sum(map(len, self.strangeness.values()))
+        if not n:
+            raise InputError("A test of coverage needs at least one pair.")
         rank = min(m, math.ceil((m + 1) * coverage))
         return Coverage(coverage, found / n, n, float(betabinom.cdf(found, n, rank, m + 1 - rank)))
 

@@ -255,5 +255,5 @@ def read_values(path: Path) -> dict[str, Any]:
         with safe_open(str(path), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 # no dictionary
             return unpack(json.loads(file.metadata()["json"]), "values", tensors)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelFolderError(f"{path} is damaged: {error}.") from error

@@ -96,7 +96,7 @@ class Decoder(ABC):
         if not len(z):
             return Decoded(known.form.restore(take(known.outputs, slice(0))), z.new_empty(0))
         outputs, scores = self.solve(basis, z, known)
-        return Decoded(known.form.restore(outputs), scores)
+        return Decoded(known.form.restore(outputs), _check_scores(scores))
 
     def best(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs, k: int) -> list[Decoded]:
         """The k best distinct outputs for every row of z (n, p), best first; fewer if the decoder finds no more.
@@ -108,7 +108,7 @@ class Decoder(ABC):
         if not len(z):
             return []
         outputs, scores, rows = self.search(basis, z, known.without_copies, k)
-        ends = rows.bincount(minlength=len(z)).cumsum(0).tolist()
+        ends, scores = rows.bincount(minlength=len(z)).cumsum(0).tolist(), _check_scores(scores)
         parts = (slice(start, end) for start, end in pairwise([0, *ends]))
         return [Decoded(known.form.restore(take(outputs, part)), scores[part]) for part in parts]
 
@@ -178,6 +178,12 @@ class Candidates(Decoder):
 
     def list_scores(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> Iterator[Tensor]:
         return (score(z, psi, diag, self.scoring_rule()) for _, psi, diag in known.blocks())
+
+
+def _check_scores(scores: Tensor) -> Tensor:
+    if scores.isnan().any():
+        raise InputError("Scores overflow double precision: the predicted coordinates are too large.")
+    return scores
 
 
 def combine_anchors(basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, p) -> (n, r)

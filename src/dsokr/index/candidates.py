@@ -110,7 +110,7 @@ class Head:
             raise ModelFolderError(
                 f"{folder} is not an index: {HEAD} is missing. Build one with dsokr embed."
             ) from None
-        except (OSError, LookupError, TypeError, ValueError) as error:
+        except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ModelFolderError(f"{folder / HEAD} is damaged ({error!r}). Embed the candidates again.") from error
         raise ModelFolderError(f"{folder} was built by another version of dsokr. Embed the candidates again.")
 
@@ -166,7 +166,13 @@ class Texts(Sequence[str]):
             return [self[i] for i in range(len(self))[at]]
         at = range(len(self))[at]
         start = self.ends[at - 1] if at else 0
-        return json.loads(self.lines[start : self.ends[at]].tobytes())[self.part]
+        try:
+            text = json.loads(self.lines[start : self.ends[at]].tobytes())[self.part]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            text = None
+        if not isinstance(text, str):
+            raise ModelFolderError(f"The text of candidate {at} of the index is damaged. Embed the candidates again.")
+        return text
 
 
 def map_arrays(folder: Path, head: Head) -> Arrays:

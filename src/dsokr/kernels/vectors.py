@@ -22,6 +22,7 @@ from dsokr.outputs import Outputs, as_outputs
 Rows = Any  # a float64 tensor or CSR matrix (n, d)
 
 EPSILON = torch.finfo(torch.float64).eps
+FAR = 1e5  # squared norms from which on ‖a‖² + ‖b‖² − 2⟨a, b⟩ loses the distances of near vectors
 WIDE = 1 << 20  # columns of sparse matrices from which on they are too many for an array with one entry a column
 
 
@@ -131,9 +132,12 @@ class Gaussian(UnitKernel):
         if isinstance(a, Tensor) and isinstance(b, Tensor) and len(b):  # far from zero, distances would lose precision
             a, b = a - (centre := b.mean(dim=0)), b - centre
         a, b = math.sqrt(2 * self.gamma) * a, math.sqrt(2 * self.gamma) * b
+        of_a, of_b = squared_norms(a), squared_norms(b)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and ((of_a > FAR).any() or (of_b > FAR).any()):
+            apart = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+            return apart.square_().mul_(-0.5).exp_()
         half = 0.5 - EPSILON * (2 + math.sqrt(a.shape[1]))  # below ½, so that rounding does not separate equal outputs
-        exponent = inner(a, b).sub_(half * squared_norms(a)[:, None]).sub_(half * squared_norms(b))
-        return exponent.clamp_(max=0).exp_()
+        return inner(a, b).sub_(half * of_a[:, None]).sub_(half * of_b).clamp_(max=0).exp_()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """The web application: its addresses, what each of them answers, and how errors are reported."""
 
 import asyncio
+import math
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -17,7 +19,8 @@ import torch
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
-from starlette.datastructures import Headers, MutableHeaders
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,20 +33,14 @@ from dsokr.rules import RULES, Rule
 from dsokr.serve.answers import Current, answer, decode, explain, load_drawing
 from dsokr.serve.batches import Batches, Busy
 from dsokr.serve.bodies import Answer, Limits, Problem, Why, build_pair_model, build_question_model
+from dsokr.serve.operations import CLOSE, HEADERS, Desk, Key, Metrics, configure_log, name_headers, problem
 
 PAGE = Path(__file__).parent / "page"
 LONGEST_SMILES = 400
 WATCH_SECONDS = 1.0  # between looks for a newer version of the index
-GRACE_SECONDS = 10  # for requests under way when the server is stopped
 SWITCH_SECONDS = 2e-4  # between the threads for searching and for HTTP; Python's default of 5 ms is long here
 LOCAL_HOSTS = ["localhost", "[::1]", *(f"*.{n}" for n in range(256))]  # IPv4; no domain name ends in a number
 HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9a-fA-F:]+]?")  # a name, a pattern of names or an IPv6 address
-HEADERS = {  # load nothing from elsewhere, guess no content types, do not show the page inside another
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
 PICTURE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'none'",
     "Cache-Control": "public, max-age=86400",
@@ -57,13 +54,14 @@ def create_app(
     examples: tuple[str, ...] = (),
     hosts: Sequence[str] = (),
     reason: Callable[[str, str, Rule], Reasons] | None = None,
+    keys: Sequence[Key] = (),
 ) -> FastAPI:
-    """Return an application with the page at /, and /predict, /explain, /drawing, /health and /openapi.json.
+    """Return an application with the page at /; /predict, /explain, /drawing, /health, /openapi.json; /ready, /metrics.
 
     It contacts no other host. It answers requests to localhost, to IPv4 addresses and to the names in ``hosts``.
     ``predictor`` is a :class:`dsokr.commands.Predictor`, or anything else with its ``input``, ``output``, ``rule``,
     ``searches``, ``coefficients`` and ``decode``. ``reason`` explains the score of an output for an input; without it
-    there is no /explain.
+    there is no /explain. With ``keys`` everything else than /ready needs one, and /health says only that it is alive.
     """
     draw = load_drawing()
     current = Current(predictor, index, limits)
@@ -71,6 +69,8 @@ def create_app(
     predictions = Batches(lambda asked: [decode(predictor, *one) for one in asked], 1, limits.waiting)  # may be slow
     pictures = Batches(lambda asked: [draw(smiles) for smiles in asked if draw], 1, limits.waiting)
     reasons = Batches(lambda asked: [explain(predictor, reason, one) for one in asked if reason], 1, limits.waiting)
+    queues = {"rankings": rankings, "predictions": predictions, "pictures": pictures, "reasons": reasons}
+    metrics = Metrics(current)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -92,16 +92,20 @@ def create_app(
     )
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_HOSTS + _check_hosts(hosts), www_redirect=False)
     app.add_middleware(Guard, limits=limits)  # around the other
+    app.state.limits, app.state.keys = limits, keys
     facts = {**_describe(predictor, index, limits), "drawing": draw is not None, "examples": list(examples)}
     facts |= current.describe()
     facts["explains"] = reason is not None and bool(facts["input"])
-    _add_predict(app, rankings, predictions, facts)
+    _add_predict(app, rankings, predictions, metrics, facts)
     if facts["explains"]:
         _add_explain(app, reasons, facts)
     _add_health(app, facts)
+    _add_operations(app, metrics, queues)
     _add_drawing(app, pictures, facts)
     for file in PAGE.iterdir():
         app.add_route("/" if file.name == "index.html" else f"/{file.name}", partial(_serve_file, file=file))
+    known = {getattr(route, "path", "") for route in app.routes}
+    app.add_middleware(Desk, metrics=metrics, paths=known, keys=list(keys), rate=limits.rate)  # around all others
     return app
 
 
@@ -141,7 +145,9 @@ def _describe(predictor: Any, index: Index, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _add_predict(app: FastAPI, rankings: Batches, predictions: Batches, facts: dict[str, Any]) -> None:
+def _add_predict(
+    app: FastAPI, rankings: Batches, predictions: Batches, metrics: Metrics, facts: dict[str, Any]
+) -> None:
     accepted: Any = build_question_model(facts)
     seconds = facts["limits"]["seconds"]
 
@@ -156,6 +162,7 @@ def _add_predict(app: FastAPI, rankings: Batches, predictions: Batches, facts: d
                 texts, left = [hit["output"] for hit in result["hits"]], start + seconds - time.perf_counter()
                 result["prediction"] = await predictions.ask((z, texts), 1, left)
         made = {"rule": body.rule, "candidates": facts["candidates"], "results": results, "notes": notes}
+        metrics.count(made)
         return JSONResponse({**made, "milliseconds": round(1000 * (time.perf_counter() - start), 3)})
 
 
@@ -171,9 +178,25 @@ def _add_explain(app: FastAPI, reasons: Batches, facts: dict[str, Any]) -> None:
 def _add_health(app: FastAPI, facts: dict[str, Any]) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={200: {"content": {"application/json": {"example": facts}}}})
-    async def health() -> dict[str, Any]:
+    async def health(request: Request) -> dict[str, Any]:
         """What is served, and how."""
-        return facts
+        return facts if request.state.known else {"status": facts["status"]}
+
+
+def _add_operations(app: FastAPI, metrics: Metrics, queues: dict[str, Batches]) -> None:
+    for name, queue in queues.items():
+        metrics.waiting.labels(name).set_function(queue.count_waiting)
+
+    @app.get("/ready", responses={200: {"content": {"application/json": {"example": {"status": "ready"}}}}})
+    async def ready() -> dict[str, str]:
+        """Whether another question would be taken; 503 if not."""
+        if not queues["rankings"].has_room():
+            raise Busy
+        return {"status": "ready"}
+
+    @app.get("/metrics", include_in_schema=False)
+    async def show_metrics() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_drawing(app: FastAPI, pictures: Batches, facts: dict[str, Any]) -> None:
@@ -199,51 +222,39 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         case RequestValidationError():
             return _answer_invalid(request, error)
         case StarletteError():
-            return _problem(error.status_code, f"{error.detail.rstrip('.')}.", headers=error.headers)
+            return problem(error.status_code, f"{error.detail.rstrip('.')}.", headers=error.headers)
         case Busy():
-            return _problem(503, "Too many requests are waiting. Try again in a second.", headers={"Retry-After": "1"})
+            return problem(503, "Too many requests are waiting. Try again in a second.", headers={"Retry-After": "1"})
         case TimeoutError():
-            return _problem(504, "The answer took too long. Ask for less at once, or try again later.")
+            return problem(504, "The answer took too long. Ask for less at once, or try again later.")
         case InputError():
-            return _problem(422, str(error), getattr(error, "where", ""))
-    return _problem(500, "The server failed; its log says why.", headers=HEADERS)  # sent from outside of the guard
+            return problem(422, str(error), getattr(error, "where", ""))
+    return problem(500, "The server failed; its log says why.", headers=name_headers())  # sent from outside of the desk
 
 
 def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return _problem(400, "The body is not JSON.")
+        return problem(400, "The body is not JSON.")
     if request.method == "POST" and "json" not in request.headers.get("content-type", ""):
-        return _problem(422, "Send JSON with the header Content-Type: application/json.")
+        return problem(422, "Send JSON with the header Content-Type: application/json.")
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
     sentence = re.sub(r"\d{9,}", lambda number: f"{float(number[0]):g}", f"{where or 'body'}: {first['msg']}.")
-    return _problem(422, sentence, where)
-
-
-def _problem(status: int, error: str, where: str = "", headers: Any = None) -> JSONResponse:
-    return JSONResponse({"error": error, "where": where}, status, headers=headers)
+    return problem(422, sentence, where)
 
 
 class Guard:
-    """Adds security headers to every response; refuses bodies that are too large, before they are read, or too slow."""
+    """Refuses bodies that are too large, before they are read, or too slow."""
 
     def __init__(self, app: ASGIApp, limits: Limits):
         self.app, self.limits = app, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        is_http = scope["type"] == "http"
-        if is_http and {"content-length", "transfer-encoding"} <= set(Headers(scope=scope)):
+        if {"content-length", "transfer-encoding"} <= set(Headers(scope=scope) if scope["type"] == "http" else ()):
             sentence = "Send Content-Length or Transfer-Encoding, not both."
-            await _problem(400, sentence, headers={"Connection": "close"})(scope, receive, send_with_headers)
+            await problem(400, sentence, headers=CLOSE)(scope, receive, send)
         else:
-            await self.app(scope, self._limit(scope, receive) if is_http else receive, send_with_headers)
+            await self.app(scope, self._limit(scope, receive) if scope["type"] == "http" else receive, send)
 
     def _limit(self, scope: Scope, receive: Receive) -> Receive:
         size, deadline = int(Headers(scope=scope).get("content-length", 0)), time.monotonic() + self.limits.seconds
@@ -255,7 +266,7 @@ class Guard:
             try:
                 message = await asyncio.wait_for(receive(), deadline - time.monotonic())
             except TimeoutError:
-                raise HTTPException(408, "The request took too long to arrive.", {"Connection": "close"}) from None
+                raise HTTPException(408, "The request took too long to arrive.", CLOSE) from None
             received += len(message.get("body", b""))
             self._check_size(received)
             return message
@@ -265,33 +276,50 @@ class Guard:
     def _check_size(self, size: int) -> None:
         if size > self.limits.body_bytes:
             sentence = f"The body is too large: the limit is {self.limits.body_bytes:,} bytes."
-            raise HTTPException(413, sentence, {"Connection": "close"})
+            raise HTTPException(413, sentence, CLOSE)
 
 
-def run(app: Any, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM; requests under way are answered first."""
+def run(app: FastAPI, host: str, port: int, say: Callable[[str], None], **options: Path | None) -> None:
+    """Serve until Ctrl-C or SIGTERM; requests under way are answered first. Options are those of :func:`configure`."""
     uvicorn = import_extra("uvicorn", "serve")
-    listening = bind(host, port)
+    listening, config = bind(host, port), configure(app, **options)
     sys.setswitchinterval(SWITCH_SECONDS)
     torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))  # one core is for HTTP
-    shown, number = listening.getsockname()[:2]
-    say(f"Serving at http://{f'[{shown}]' if ':' in shown else shown}:{number} (Ctrl-C to stop)")
+    (shown, number), scheme = listening.getsockname()[:2], "https" if config.ssl else "http"
+    say(f"Serving at {scheme}://{f'[{shown}]' if ':' in shown else shown}:{number} (Ctrl-C to stop)")
     if not shown.startswith("127.") and shown != "::1":
-        say("Anyone who can reach this address can use the server: it has no passwords.")
-    config = configure(app)
-    with suppress(KeyboardInterrupt):  # the usual way to stop
+        if not app.state.keys:
+            say("Anyone who can reach this address can use the server: it has no keys (--keys).")
+        elif not config.ssl:
+            say("Keys can be read on the way: the server does not encrypt (--certificate).")
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that stopped it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         uvicorn.Server(config).run(sockets=[listening])
     say("Stopped.")
 
 
-def configure(app: Any) -> Any:
-    """Return the configuration of uvicorn, with limits on connections."""
+def configure(
+    app: FastAPI, certificate: Path | None = None, private_key: Path | None = None, log: Path | None = None
+) -> Any:
+    """Return the configuration of uvicorn, with limits on connections, TLS by PEM files and logs as JSON lines."""
     uvicorn = import_extra("uvicorn", "serve")
-    from dsokr.serve.connections import Connection
+    if private_key and not certificate:
+        raise InputError("A private key needs its certificate (--certificate).")
+    from dsokr.serve.connections import HEADER_SECONDS, Connection
 
     Connection.extra = HEADERS
-    quiet = {"log_level": "error", "access_log": False, "server_header": False}
-    return uvicorn.Config(app, http=Connection, timeout_graceful_shutdown=GRACE_SECONDS, **quiet)
+    asyncio.constants.SSL_HANDSHAKE_TIMEOUT = HEADER_SECONDS  # type: ignore[attr-defined] # uvicorn has no option for it
+    options = {"log_level": "error", "access_log": False, "server_header": False, "ws": "none", "loop": "asyncio"}
+    if log is not None:
+        options |= {"log_config": configure_log(log), "log_level": None}
+    grace = math.ceil(app.state.limits.seconds) + 1  # no answer takes longer
+    config = uvicorn.Config(app, http=Connection, timeout_graceful_shutdown=grace, ssl_certfile=certificate,
+                            ssl_keyfile=private_key, **options)  # fmt: skip
+    try:
+        config.load()
+    except OSError as error:  # of ssl
+        raise InputError(f"{certificate} and its key cannot be used for TLS: {error.strerror or error}.") from error
+    return config
 
 
 def bind(host: str, port: int) -> socket.socket:

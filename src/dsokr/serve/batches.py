@@ -49,6 +49,14 @@ class Batches:
             raise Busy from None
         return await asyncio.wait_for(job.answer, seconds)  # cancels the job after that time, so that it is skipped
 
+    def has_room(self) -> bool:
+        """Whether one more question would be taken."""
+        return not self._queue.full() and not self._worker.done()
+
+    def count_waiting(self) -> int:
+        """Return the number of questions in the queue."""
+        return self._queue.qsize()
+
     async def _work(self) -> None:
         while True:
             jobs = [await self._queue.get()]

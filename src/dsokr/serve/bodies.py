@@ -28,6 +28,7 @@ class Limits:
     seconds: float = 10.0  # for a request to arrive, and for its answer
     waiting: int = 256  # requests in the queue
     rows: int = 256  # inputs of several requests that are answered together
+    rate: float = 0.0  # requests of one client per second; 0 is any number
 
     def __post_init__(self) -> None:
         check_fields(self, seconds="(0, inf)")
