@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -22,3 +24,42 @@ def global_random_state_untouched():
     before = torch.get_rng_state()
     yield
     assert torch.equal(before, torch.get_rng_state()), "the global random state was touched"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tally", type=Path, help="append counts of what was tried to this file, and try everything")
+
+
+@pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether to try everything, which takes minutes, or a sample."""
+    return request.config.getoption("--tally") is not None
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest):
+    """A function that adds to what was tried: ``tally("bits flipped", 280)``. Written down if the test passes."""
+    counts: dict[str, int] = {}
+
+    def add(what: str, count: int = 1) -> None:
+        counts[what] = counts.get(what, 0) + count
+
+    yield add
+    if (path := request.config.getoption("--tally")) and not request.node.stash.get(FAILED, False):
+        from studies.results import Results
+
+        results = Results(path, say=print)
+        for what, count in counts.items():
+            key = {"experiment": "trust", "method": what, "test": request.node.nodeid}
+            results.record(key, lambda count=count: {"metrics": {"count": count}})
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +18,10 @@ from dsokr.commands.predictor import Predictor
 from dsokr.conformal import FILE
 from dsokr.errors import DSOKRError, ModelFolderError
 from dsokr.files import BlockSums, sum_file
-from dsokr.index import Block, BuildOptions, CandidateIndex, build, candidates
+from dsokr.index import Block, BuildOptions, CandidateIndex, Condition, build, candidates
+from dsokr.index.columns import as_hashes
 from dsokr.regressors import Neural
+from dsokr.rules import RULES
 from dsokr.saving import FOR_PEOPLE
 
 N, P = 300, 4
@@ -60,11 +63,12 @@ def verify(folder):
 
 
 @pytest.mark.parametrize("options", [{}, {"sort_by": "mass"}, {"kind": "hnsw"}], ids=str)
-def test_every_flipped_bit_of_an_index_is_noticed_when_it_is_opened(tmp_path, options):
+def test_every_flipped_bit_of_an_index_is_noticed_when_it_is_opened(tmp_path, options, tally, thorough):
     if options.get("kind"):
         pytest.importorskip("faiss")
     build_index(tmp_path, **options)
-    for path in flip_everywhere(tmp_path, 280):
+    for path in flip_everywhere(tmp_path, 280 if thorough else 70):
+        tally("bits flipped")
         with pytest.raises(ModelFolderError, match="damaged|another version"):
             CandidateIndex.open(tmp_path)
         said = verify(tmp_path)
@@ -72,14 +76,84 @@ def test_every_flipped_bit_of_an_index_is_noticed_when_it_is_opened(tmp_path, op
     assert len(CandidateIndex.open(tmp_path)) == N and verify(tmp_path).exit_code == 0
 
 
-def test_large_indices_are_checked_by_verify(tmp_path, monkeypatch):
+def use(index):
+    """Read everything that searches read, and return the answers."""
+    window = Condition.within("mass", [700.0] * 5, [800.0] * 5)
+    found = [index.search(Z, 3, rule).indices.tolist() for rule in RULES]
+    found += [index.search(Z, 3, "cosine", [window]).indices.tolist(), index.find_codes(as_hashes(["text 7", "none"]))]
+    return found, list(index.texts), list(index.cells["mass"]), index.kinds(), index.cosines(Z[:1], torch.arange(N)[None])
+
+
+def same(one, other):
+    return one[:-1] == other[:-1] and torch.equal(one[-1], other[-1])
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Indices count as large from the first byte, and have many blocks."""
+    monkeypatch.setattr(candidates, "CHECKED", 0)
+    monkeypatch.setattr("dsokr.files.SUMMED", 500)
+
+
+@pytest.mark.parametrize("options", [{}, {"sort_by": "mass"}, {"kind": "hnsw"}], ids=str)
+def test_every_flipped_bit_of_a_large_index_is_noticed_when_it_is_read(tmp_path, options, small_blocks, tally, thorough):
+    if options.get("kind"):
+        pytest.importorskip("faiss")
+    right, silent = use(build_index(tmp_path, **options)), set()
+    for path in flip_everywhere(tmp_path, 280 if thorough else 70):
+        tally("bits flipped")
+        try:
+            assert same(use(CandidateIndex.open(tmp_path)), right)
+            silent.add(path.name.rpartition(".")[0].rpartition(".")[2])
+        except ModelFolderError as error:
+            assert "damaged" in str(error) or "another version" in str(error)
+        said = verify(tmp_path)
+        assert said.exit_code == 1 and path.name in said.output + str(tmp_path / "index.json")
+    assert silent <= {"skipped"}  # which no search reads
+    assert same(use(CandidateIndex.open(tmp_path)), right)
+
+
+def test_every_block_is_checked_once_and_when_it_is_read(tmp_path, small_blocks, monkeypatch):
     build_index(tmp_path)
-    monkeypatch.setattr(candidates, "CHECKED", 100)
-    flip(tmp_path / "psi.bin", 77)
-    CandidateIndex.open(tmp_path)
-    said = verify(tmp_path)
-    assert said.exit_code == 1 and said.output.count("\n") == 1
-    assert "psi.bin is wrong. Build it again" in said.output
+    size, checked, crc = P * 4 * N, [], zlib.crc32
+    monkeypatch.setattr("dsokr.files.zlib.crc32", lambda data, *start: checked.append(len(data)) or crc(data, *start))
+    index = CandidateIndex.open(tmp_path)
+    assert not checked
+    index.cosines(Z[:1], torch.tensor([[0, 31]]))  # the second begins in the first block, and ends in the next
+    assert sum(checked) == 2 * 500 + 2 * 500 and not index.arrays.checks[0].unread[:2].any()
+    index.search(Z, 3, "cosine")
+    assert sum(checked) == size + 2 * 8 * N
+    index.search(Z, 3, "kernel")
+    assert sum(checked) == size + 2 * 8 * N
+    flip(tmp_path / "psi.bin", 8 * 1600)
+    index = CandidateIndex.open(tmp_path)
+    index.cosines(Z[:1], torch.tensor([[0, 31]]))  # the damage is elsewhere
+    for _ in range(2):
+        with pytest.raises(ModelFolderError, match=r"the checksum of .*psi.bin is wrong. Build it again"):
+            index.search(Z, 3, "cosine")
+
+
+@pytest.mark.parametrize("options", [{"sort_by": "mass"}, {"kind": "hnsw"}], ids=str)
+def test_damage_is_not_copied_into_new_files_with_new_checksums(tmp_path, options, small_blocks):
+    if options.get("kind"):
+        pytest.importorskip("faiss")
+    build_index(tmp_path)
+    flip(tmp_path / "psi.bin", 8 * 1600)
+    with pytest.raises(ModelFolderError, match=r"the checksum of .*psi.bin is wrong"):
+        build_index(tmp_path, **options)
+    assert verify(tmp_path).exit_code == 1
+
+
+def test_truncated_files_of_an_index(tmp_path, tally):
+    build_index(tmp_path / "index")
+    for path in sorted((tmp_path / "index").iterdir()):
+        whole = path.stat().st_size
+        for size in {0, 1, whole // 2, whole - 1, None} - {whole}:
+            copy = shutil.copytree(tmp_path / "index", tmp_path / "copy", dirs_exist_ok=True) / path.name
+            copy.unlink() if size is None else os.truncate(copy, size)
+            tally("files cut short or missing")
+            with pytest.raises(ModelFolderError):
+                CandidateIndex.open(tmp_path / "copy")
 
 
 def test_an_index_that_was_interrupted_has_the_same_checksums(tmp_path, monkeypatch):
@@ -130,11 +204,12 @@ def saved(tmp_path_factory):
     return folder, cells
 
 
-def test_every_flipped_bit_of_a_model_is_noticed(saved):
+def test_every_flipped_bit_of_a_model_is_noticed(saved, tally):
     """When it is loaded, or, in files for people alone, by ``dsokr verify``."""
     folder, cells = saved
     answers = Predictor.load(folder).predict(cells)
     for path in flip_everywhere(folder, 140):
+        tally("bits flipped")
         said = verify(folder)
         assert said.exit_code == 1 and path.name in said.output + str(folder / "config.json"), path
         if path.name in FOR_PEOPLE:
@@ -145,7 +220,7 @@ def test_every_flipped_bit_of_a_model_is_noticed(saved):
     assert verify(folder).exit_code == 0
 
 
-def test_truncated_and_missing_files(saved, tmp_path):
+def test_truncated_and_missing_files(saved, tmp_path, tally):
     folder, _ = saved
     for path in sorted(folder.iterdir()):
         whole = path.stat().st_size
@@ -158,6 +233,7 @@ def test_truncated_and_missing_files(saved, tmp_path):
         ):  # a calibration may be missing
             copy = shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True) / path.name
             copy.unlink() if size is None else os.truncate(copy, size)
+            tally("files cut short or missing")
             said = verify(tmp_path / "copy")
             assert said.exit_code == 1 and said.output.count("\n") == 1 and path.name in said.output
 

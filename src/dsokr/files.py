@@ -25,11 +25,16 @@ from torch import Tensor
 
 from dsokr.errors import DSOKRError, InputError, ModelFolderError
 
+try:
+    from fcntl import LOCK_EX, LOCK_NB, flock
+except ImportError:  # on Windows drafts are recognised by their age alone
+    flock = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 
 LOCK = ".lock"  # a file in a folder that is being written
 DRAFT, OLD = ".part-", ".old-"  # how names of drafts begin, and of folders on their way out
-STALE = 3600.0  # seconds after which a draft that nobody has touched is left over from a crash
+STALE = 3600.0  # seconds after which a draft that nobody changes, or holds, is left over from a crash
 BLOCK = 2**22  # numbers hashed at once
 SUMMED = 2**22  # bytes for every checksum of a large file
 ZEROS = b"0" * 64  # in place of the checksum that a file has of itself
@@ -56,7 +61,9 @@ def replace_file(path: Path) -> Iterator[Path]:
     draft = _name_beside(place, DRAFT)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        yield draft
+        draft.touch()
+        with _hold(draft):
+            yield draft
         sync(draft)
         os.replace(draft, place)
         sync(place.parent)
@@ -82,7 +89,8 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     draft = _name_beside(folder, DRAFT)
     try:
         draft.mkdir(mode=0o755)
-        yield draft
+        with _hold(draft):
+            yield draft
         for file in draft.rglob("*"):
             file.chmod(0o755 if file.is_dir() else 0o644)  # safetensors writes private files
             sync(file)
@@ -98,8 +106,22 @@ def _name_beside(path: Path, begin: str) -> Path:
     for draft in path.parent.glob(f"{DRAFT}*-{glob.escape(path.name)}"):
         with suppress(OSError):
             if time.time() - draft.lstat().st_mtime > STALE:
-                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+                with _hold(draft):
+                    shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
     return path.with_name(f"{begin}{token_hex(4)}-{path.name}")
+
+
+@contextmanager
+def _hold(draft: Path) -> Iterator[None]:
+    """Lock a draft, so that others see that its writer lives, even if the clock jumps. OSError if another holds it."""
+    handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW) if flock else -1
+    try:
+        if flock:
+            flock(handle, LOCK_EX | LOCK_NB)
+        yield
+    finally:
+        if flock:
+            os.close(handle)
 
 
 def _exchange(draft: Path, folder: Path) -> None:
@@ -201,6 +223,37 @@ def sum_file(path: Path, size: int | None = None) -> str:
             sums.add(data)
             left -= len(data)
     return str(sums)
+
+
+class CheckedFile:
+    """A mapped file with the checksums of its blocks. Each block is checked once, before it is first read."""
+
+    def __init__(self, path: Path, rows: np.ndarray, sums: str):
+        self.path, self.count, self.width = path, len(rows), rows.nbytes // max(len(rows), 1)
+        self.data = rows.reshape(-1).view(np.uint8)
+        self.sums = [int(word, 16) for word in sums.split()]
+        self.unread = np.ones(-(-len(self.data) // SUMMED), bool)
+
+    def check(self, rows: Any = slice(None)) -> None:
+        """Check the blocks that hold these rows: a slice, or positions."""
+        if not self.unread.any():
+            return
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(self.count)
+            blocks = np.arange(start * self.width // SUMMED, -(-stop * self.width // SUMMED))
+        else:
+            starts, inside = np.ravel(rows) * self.width, (*range(0, self.width, SUMMED), self.width - 1)
+            blocks = np.unique([(starts + offset) // SUMMED for offset in inside])
+        for block in blocks[self.unread[blocks]].tolist():
+            data = self.data[block * SUMMED : (block + 1) * SUMMED]
+            if self.sums[block : block + 1] != [zlib.crc32(data)]:
+                raise damaged(self.path)
+            self.unread[block] = False
+
+
+def damaged(path: Path) -> ModelFolderError:
+    what = f"The index is damaged: the checksum of {path} is wrong."
+    return ModelFolderError(f"{what} Build it again, with --restart.")
 
 
 def sync(path: Path) -> None:

@@ -265,6 +265,7 @@ def rewrite(folder: Path, head: Head, column: str) -> Head:
 
     They have another prefix, which the new head names.
     """
+    head.verify(folder)  # so that no damage gets new checksums
     place, version = head.columns.index(column) if column else "", head.version + 1
     order = np.setdiff1d(np.arange(head.count), map_deleted(folder, head).numpy(), assume_unique=True)
     if column:
@@ -312,6 +313,7 @@ def write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> No
     if kind == "exact":
         new = replace(head, kind="exact", rule=None, effort=0, recall=None)
     elif (kind, rule) != (head.kind, head.rule) or file.name not in head.sums or not file.exists():
+        head.verify(folder)
         arrays = map_arrays(folder, head)
         made = build_faiss(arrays, kind, rule, say)
         new = _choose_effort(CandidateIndex(replace(head, kind=kind, rule=rule), arrays, made), options.recall, say)

@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -46,6 +47,7 @@ from dsokr.rules import Rule, affine, as_queries, constant, largest
 FORMAT = 5  # of the folder
 HEAD = "index.json"
 ARRAYS = ("psi.bin", "diag.bin", "squared.bin", "texts.jsonl", "ends.bin", "numbers.bin", "hashes.bin", "codes.bin")
+COLUMNS, CODES = slice(5, 7), slice(7, 8)  # of these
 FILES = (*ARRAYS, "skipped.txt")
 CHECKED = 2**26  # bytes of an index up to which all its checksums are verified when it is opened
 PREFIX = re.compile(r"(by\d*\.\d+\.)?")  # the number of a column, and a version
@@ -134,8 +136,7 @@ class Head:
         """Check the checksums of all files, and return how many there are."""
         for (path, size), expected in zip(self.list_files(folder).items(), self.sums.values(), strict=True):
             if not path.is_file() or files.sum_file(path, size) != expected:
-                what = f"The index is damaged: the checksum of {path} is wrong."
-                raise ModelFolderError(f"{what} Build it again, with --restart.")
+                raise files.damaged(path)
         return len(self.sums) + 1
 
 
@@ -150,13 +151,19 @@ class Arrays(NamedTuple):
     cells: Mapping[str, Sequence[str]]  # by column
     columns: Columns
     codes: np.ndarray  # (n,)
+    checks: Sequence[files.CheckedFile] = ()  # one for each of ARRAYS; none in memory
+
+    def check(self, rows: Pool | Tensor = slice(None), parts: slice = slice(3)) -> None:
+        """Compare files, psi, diag and squared if nothing is said, with their checksums where rows will be read."""
+        for file in self.checks[parts]:
+            file.check(rows)
 
 
 class Texts(Sequence[str]):
     """The texts (part 0), names (part 1) or further cells of stored lines, each parsed when it is asked for."""
 
-    def __init__(self, lines: np.ndarray, ends: np.ndarray, part: int):
-        self.lines, self.ends, self.part = lines, ends, part
+    def __init__(self, lines: np.ndarray, ends: np.ndarray, part: int, checks: Sequence[files.CheckedFile]):
+        self.lines, self.ends, self.part, self.checks = lines, ends, part, checks
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -165,7 +172,10 @@ class Texts(Sequence[str]):
         if isinstance(at, slice):
             return [self[i] for i in range(len(self))[at]]
         at = range(len(self))[at]
+        in_lines, in_ends = self.checks
+        in_ends.check(slice(max(at - 1, 0), at + 1))
         start = self.ends[at - 1] if at else 0
+        in_lines.check(slice(start, self.ends[at]))
         try:
             text = json.loads(self.lines[start : self.ends[at]].tobytes())[self.part]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -179,12 +189,15 @@ def map_arrays(folder: Path, head: Head) -> Arrays:
     """Map the files of a finished index into memory."""
     dtypes = (head.dtype, "float64", "float64", "uint8", "int64", "float64", "int64", "int64")
     parts = [_map(folder, name, dtype, head) for name, dtype in zip(ARRAYS, dtypes, strict=True)]
+    parts[0] = parts[0].reshape(head.count, head.dim)
+    paths, sums = (head.path(folder, name) for name in ARRAYS), (head.sums.get(name, "") for name in ARRAYS)
+    checks = tuple(map(files.CheckedFile, paths, parts, sums))
     psi, diag, squared = map(torch.from_numpy, parts[:3])
-    texts, names, *cells = (Texts(parts[3], parts[4], part) for part in range(2 + len(head.columns)))
+    texts, names, *cells = (Texts(parts[3], parts[4], part, checks[3:5]) for part in range(2 + len(head.columns)))
     tables = (part.reshape(head.count, -1).T for part in parts[5:7])
     columns = Columns(dict(zip(head.columns, zip(*tables, strict=True), strict=True)), head.main)
     by_name = dict(zip(head.columns, cells, strict=True))
-    return Arrays(psi.reshape(head.count, head.dim), diag, squared, texts, names, by_name, columns, parts[7])
+    return Arrays(psi, diag, squared, texts, names, by_name, columns, parts[7], checks)
 
 
 def _map(folder: Path, name: str, dtype: str, head: Head) -> np.ndarray:
@@ -201,7 +214,9 @@ def _map(folder: Path, name: str, dtype: str, head: Head) -> np.ndarray:
 
 def map_deleted(folder: Path, head: Head) -> Tensor:  # (head.deleted,)
     """The positions of deleted candidates, ascending."""
-    return torch.from_numpy(_map(folder, head.deleted_file, "int64", head))
+    positions, name = _map(folder, head.deleted_file, "int64", head), head.deleted_file
+    files.CheckedFile(head.path(folder, name), positions, head.sums.get(name, "")).check()
+    return torch.from_numpy(positions)
 
 
 class CandidateIndex:
@@ -224,7 +239,7 @@ class CandidateIndex:
     def open(cls, folder: str | Path, model: str | None = None) -> CandidateIndex:
         """Map a folder written by :func:`build`. ``model`` is the fingerprint of the basis that will search it.
 
-        Up to 64 MiB all checksums are verified; those of larger ones by ``dsokr verify``.
+        Up to 64 MiB all checksums are verified now; those of larger ones block by block, before a block is first read.
         """
         while True:
             head = Head.read_from(Path(folder))
@@ -285,7 +300,10 @@ class CandidateIndex:
         """
         z, k = check_coordinates(z, self.head.dim), min(check_k(k), len(self))
         if conditions:
+            self.arrays.check(parts=COLUMNS)
             pools = [self._without_deleted(pool) for pool in self.arrays.columns.find(conditions)]
+            for pool in pools:
+                self.arrays.check(pool)
             return Ranking(*top_of_pools(z, Coordinates(*self.arrays[:3]), pools, k, rule))
         if self.faiss_index is None or rule != self.head.rule or 4 * k >= len(self):
             return self.search_exactly(z, k, rule)
@@ -305,6 +323,7 @@ class CandidateIndex:
         for start in range(0, self.head.count, block):
             rows = self._without_deleted(slice(start, min(start + block, self.head.count)))
             if size_of(rows):
+                self.arrays.check(rows)
                 psi, diag, squared = (part[rows] for part in self.arrays[:3])
                 scan.add(psi, diag, squared)
         found = scan.ranking()
@@ -323,6 +342,7 @@ class CandidateIndex:
     def find_codes(self, codes: np.ndarray) -> list[tuple[int, int]]:  # (m,)
         """Positions and codes of the candidates with one of these codes."""
         wanted, found = np.unique(codes), [np.empty(0, np.int64)]
+        self.arrays.check(parts=CODES)
         for start in range(0, self.head.count if len(wanted) else 0, SCORES):
             some = self.arrays.codes[start : start + SCORES]
             at = np.searchsorted(wanted, some).clip(max=len(wanted) - 1)
@@ -332,6 +352,7 @@ class CandidateIndex:
 
     def kinds(self) -> dict[str, str]:
         """Whether most cells of a column are numbers or other texts, by name."""
+        self.arrays.check(parts=COLUMNS)
         return self.arrays.columns.kinds()
 
     def find_cells(self, column: str) -> Sequence[str]:
@@ -345,6 +366,7 @@ class CandidateIndex:
 
     def _score(self, z: Tensor, indices: Tensor, rule: Rule) -> Tensor:  # (n, p), (n, h) -> (n, h)
         """Score the candidates at ``indices`` in double precision."""
+        self.arrays.check(indices)
         rows = torch.arange(len(z)).repeat_interleave(indices.shape[1])
         products = multiply_pairs(z, self.arrays.psi, rows, indices.flatten()).reshape(indices.shape)
         factor, offset = affine(rule, self.arrays.diag[indices], self.arrays.squared[indices])
@@ -378,10 +400,15 @@ def read_faiss(folder: Path, head: Head) -> Any:
     if file.name not in head.sums:
         return None
     faiss = import_faiss()
-    try:
-        return faiss.read_index(str(file))
-    except RuntimeError as error:
-        raise ModelFolderError(f"The index is damaged: cannot read {file}. Build it again, with --restart.") from error
+    with ThreadPoolExecutor(1) as beside:
+        sums = beside.submit(files.sum_file, file)
+        try:
+            read = faiss.read_index(str(file))
+        except (RuntimeError, MemoryError) as error:
+            raise files.damaged(file) from error
+        if sums.result() != head.sums[file.name]:
+            raise files.damaged(file)
+    return read
 
 
 def find_neighbors(faiss_index: Any, head: Head, z: Tensor, k: int) -> Tensor:  # (n, p) -> (n, h)

@@ -75,7 +75,7 @@ def add_key(path: Path, name: str, rate: float) -> str:
     line = f"{name}:{sha256(secret.encode()).hexdigest()}" + (f":{rate:f}" if rate else "")
     read_keys(path, line)
     with replace_file(path) as draft:
-        draft.touch(0o600)
+        draft.chmod(0o600)
         draft.write_text("\n".join([*_read_lines(path), line, ""]), encoding="utf-8")
     return secret
 

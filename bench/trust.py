@@ -1,0 +1,156 @@
+"""What checks cost, and what strangers can do to a server, on this machine.
+
+    PYTHONPATH=. python bench/trust.py checks --folder indices       # opening and searching 1 M candidates
+    PYTHONPATH=. python bench/trust.py connections                   # 2,000 connections that send half a request
+
+``checks`` builds an exact and an HNSW index of 1,000,000 × 100 in the folder, unless they are there. It opens and
+searches each as it is and with all checksums left out, in turn. ``connections`` starts a server, opens connections from
+one address and asks for /health from another. Rows are appended to results/trust; docs/render.py makes the page of them.
+Goals: opening at most 10 % slower, searching not at all; /health within 100 ms.
+"""
+
+import argparse
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from unittest.mock import patch
+
+import httpx
+import torch
+
+from bench.index import RULE, clustered
+from bench.server import serve
+from dsokr import files
+from dsokr.index import BuildOptions, CandidateIndex, build
+from dsokr.index.build import sample_queries
+from studies.results import Results, Row
+
+OPENED, SEARCHED, K, BATCH = 15, 40, 10, 64
+ASKED = 200  # requests to /health
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@contextmanager
+def unchecked(index: Path) -> Iterator[None]:
+    """Leave out all checksums, whether they are computed when an index is opened or when it is read."""
+    sums = {path.name: sums for path, sums in zip(*_list_sums(index), strict=True)}
+    with (
+        patch.object(files.CheckedFile, "check", lambda *_: None),
+        patch.object(files, "sum_file", lambda path, size=None: sums[path.name]),
+    ):
+        yield
+
+
+def _list_sums(index: Path) -> tuple[list[Path], list[str]]:
+    head = CandidateIndex.open(index).head
+    return list(head.list_files(index)), list(head.sums.values())
+
+
+def measure_checks(index: Path) -> Row:
+    """Milliseconds to open an index and to search it, with checks and without, in turn; files are in memory."""
+    times: dict[str, list[float]] = {}
+
+    def measure(what: str, work: Callable[[], object], repeats: int) -> None:
+        for _ in range(repeats):
+            for name, around in (("checked", ExitStack), ("unchecked", lambda: unchecked(index))):
+                with around():
+                    start = time.perf_counter()
+                    work()
+                    times.setdefault(f"{what}_{name}", []).append(1000 * (time.perf_counter() - start))
+
+    measure("open", lambda: CandidateIndex.open(index), OPENED)
+    opened = CandidateIndex.open(index)
+    z, one = sample_queries(opened, BATCH), sample_queries(opened, 1, seed=1)
+    for number in range(5):  # the first searches of an index that was just opened
+        fresh, around = CandidateIndex.open(index), (ExitStack, lambda: unchecked(index))[number % 2]
+        with around():
+            start = time.perf_counter()
+            fresh.search(z, K, RULE)
+            name = f"first_search_{'un' * (number % 2)}checked"
+            times.setdefault(name, []).append(1000 * (time.perf_counter() - start))
+    opened.search(z, K, RULE)
+    measure("search", lambda: opened.search(z, K, RULE), SEARCHED)
+    measure("search_one", lambda: opened.search(one, K, RULE), SEARCHED)
+    return {"metrics": {name: median(found) for name, found in times.items()}}
+
+
+def run_checks(options: argparse.Namespace) -> None:
+    results = Results(options.out / "checks.jsonl", say=print)
+    source = clustered(options.count, options.dim)
+    for kind in ("exact", "hnsw"):
+        folder = options.folder / kind
+        build(folder, source.blocks, model=source.model, dim=source.dim, options=BuildOptions(kind, RULE), say=print)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        key = {"experiment": "trust", "method": kind, "candidates": options.count, "dim": options.dim, "bytes": size}
+        if not options.build:
+            row = results.record(key | {"opened": OPENED, "searched": SEARCHED}, lambda at=folder: measure_checks(at))
+            print({name: round(value, 3) for name, value in row["metrics"].items()})
+
+
+def run_connections(options: argparse.Namespace) -> None:
+    results = Results(options.out / "connections.jsonl", say=print)
+    key = {"experiment": "trust", "method": "half-open", "connections": options.connections, "requests": ASKED}
+    print(results.record(key, lambda: measure_connections(options.connections))["metrics"])
+
+
+def measure_connections(count: int) -> Row:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(port, 10_000, 100))
+    process.start()
+    try:
+        address = f"http://127.0.0.1:{port}/health"
+        _await_answer(address)
+        before = _time_requests(address)
+        with ExitStack() as stack:
+            for _ in range(count):
+                made = socket.create_connection(("127.0.0.1", port), 5, source_address=("127.0.0.2", 0))
+                stack.enter_context(made).sendall(GET[:10])
+            during = _time_requests(address)
+    finally:
+        process.terminate()
+        process.join(15)
+    return {"metrics": {"before": before, "during": during}}
+
+
+def _await_answer(address: str) -> None:
+    for _ in range(600):
+        try:
+            httpx.get(address)
+            return
+        except httpx.TransportError:
+            time.sleep(0.1)
+
+
+def _time_requests(address: str) -> Row:
+    """Milliseconds of requests on connections of their own."""
+    times = []
+    for _ in range(ASKED):
+        start = time.perf_counter()
+        with socket.create_connection(("127.0.0.1", httpx.URL(address).port), 5) as asking:
+            asking.sendall(GET)
+            assert asking.recv(65536).startswith(b"HTTP/1.1 200")
+        times.append(1000 * (time.perf_counter() - start))
+    return {"p50": median(times), "p99": sorted(times)[-len(times) // 100], "max": max(times)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["checks", "connections"])
+    parser.add_argument("--folder", type=Path, default=Path("indices"))
+    parser.add_argument("--build", action="store_true", help="only build the indices")
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--dim", type=int, default=100)
+    parser.add_argument("--connections", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=Path("results/trust"))
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    {"checks": run_checks, "connections": run_connections}[options.part](options)
+
+
+if __name__ == "__main__":
+    main()
