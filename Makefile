@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: setup demo study test test-slow lint bench docs bom pins clean
+.PHONY: setup demo study test test-slow trust lint bench docs bom pins clean
 
 setup: .venv/.ready
 
@@ -30,8 +30,13 @@ test: lint
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
 
+trust: setup  # every fault, kill and flip, and many fuzz cases; the counts go to results/trust
+	rm -f results/trust/counts.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "slow or not slow" --tally results/trust/counts.jsonl \
+	  tests/test_damage.py tests/test_disks.py tests/test_faults.py tests/test_fuzz.py tests/test_kills.py
+
 bench: setup
-	for file in $(filter-out bench/tabular.py bench/odor.py,$(wildcard bench/*.py)); do echo "== $$file" && $(BIN)/python $$file || exit 1; done
+	for file in $(filter-out bench/tabular.py bench/odor.py bench/trust.py,$(wildcard bench/*.py)); do echo "== $$file" && $(BIN)/python $$file || exit 1; done
 
 docs: setup
 	$(BIN)/python docs/render.py

@@ -5,7 +5,8 @@
 A server with an exact index of 100,000 × 100 runs in its own process. Single queries by coefficients arrive at random
 times, 200 per second on average, whether or not earlier ones are answered; latency is counted from when a query was
 due. Then 32 connections ask as fast as they can; then come 10,000 malformed requests and bodies that are too large.
-With ``--clients 64 --seconds 300`` that many connections ask without a pause instead, for five minutes.
+With ``--clients 64 --seconds 300`` that many connections ask without a pause instead, for five minutes. With
+``PYTHONPATH=. ... --out results/trust`` a row is appended for the page on trust.
 Goals, on two cores: 200 requests/s with p99 under 100 ms; no 5xx; every oversized body refused; under the load of many
 clients no errors, and resident memory that grows by less than 5 % after the first tenth of the time.
 """
@@ -21,6 +22,7 @@ import socket
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,6 +153,16 @@ async def load(port: int, options: argparse.Namespace) -> None:
           f"{errors} errors {dict(states)}, p50 {p50:.1f} ms, p99 {p99:.1f} ms")  # fmt: skip
     print(f"resident memory: {first:.1f} MiB after a tenth of the time, {last:.1f} MiB at the end "
           f"(goal: +5 %, no errors: {verdict(last < 1.05 * first and not errors)})")  # fmt: skip
+    found = {"requests": states.total(), "errors": errors, "p50": p50, "p99": p99, "first": first, "last": last}
+    record(options, {"method": "load", "clients": options.clients, "asked_seconds": options.seconds}, found)
+
+
+def record(options: argparse.Namespace, key: dict[str, Any], metrics: dict[str, float]) -> None:
+    if options.out:
+        from studies.results import Results
+
+        named = {"experiment": "trust", **key, "candidates": options.count, "dim": options.dim}
+        Results(options.out / "load.jsonl", say=print).record(named, lambda: {"metrics": metrics})
 
 
 async def ask_constantly(port: int, dim: int, connections: int, seconds: float) -> float:
@@ -245,6 +257,8 @@ async def measure(port: int, options: argparse.Namespace) -> None:
     seen = await fuzz(port, options.dim, MALFORMED)
     worst = max(seen)
     print(f"{MALFORMED:,} malformed: {dict(sorted(seen.items()))} (goal: no 5xx: {verdict(worst < 500)})")
+    failed = sum(count for status, count in seen.items() if status >= 500)
+    record(options, {"method": "malformed"}, {"requests": seen.total(), "errors": failed})
     refused = await send_oversized(port)
     print(f"oversized bodies: {dict(refused)} (goal: all 413: {verdict(set(refused) == {413})})")
     status, body = await Connection(port).ask(post(b"", "/health", "GET"))
@@ -258,6 +272,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=RATE_GOAL)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=0, help="only this load")
+    parser.add_argument("--out", type=Path, help="a folder for rows")
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
     with socket.socket() as free:

@@ -42,6 +42,8 @@ RESULTS, DOCS, TEMPLATES = ROOT / "results", ROOT / "docs", ROOT / "studies" / "
 FOLDS, NEAR = 5, 0.005  # of data sets for the defaults, and how far behind the first counts as near it
 COUNTED = 0.05  # share of sets not counted to the end, up to which sizes are compared
 
+TRUST_LOADS = ("load", "malformed")  # rows of bench/server.py
+
 Fields = dict[str, Any]
 Scores = dict[str, dict[str, tuple[float, float]]]  # data set -> method -> mean score, mean seconds of fitting
 
@@ -683,6 +685,45 @@ def judge_massbank(best: Row, rows: list[Row]) -> str:
     return f"{text}. It touches those of {', '.join(touching)}." if touching else f"{text}."
 
 
+def describe_trust(folder: Path) -> Fields:
+    counts, checks = read_rows(folder / "counts.jsonl"), read_rows(folder / "checks.jsonl")
+    load, malformed = ({row["method"]: row for row in read_rows(folder / "load.jsonl")}[name] for name in TRUST_LOADS)
+    half, million = read_rows(folder / "connections.jsonl")[-1], read_rows(folder / "requests.jsonl")[-1]
+    by_kind = group_rows(counts, lambda row: row["method"])
+    tried = [{"what": what, "count": sum(row["metrics"]["count"] for row in rows)} for what, rows in by_kind.items()]
+    times = ("open", "first_search", "search", "search_one")
+    table = [{"kind": row["method"], "what": name.replace("_", " "), "with": row["metrics"][f"{name}_checked"],
+              "without": row["metrics"][f"{name}_unchecked"]} for row in checks for name in times]  # fmt: skip
+    found, memory = load["metrics"], million["metrics"]["mebibytes"]
+    return {
+        "counts": write_table({"what": "{what}", "how many": "{count:,}"}, tried),
+        "killed_tests": len(by_kind["processes killed"]),
+        "fuzzed_tests": len(by_kind["cases fuzzed"]),
+        "requests": malformed["metrics"]["requests"],
+        "malformed_errors": malformed["metrics"]["errors"],
+        "clients": load["clients"],
+        "seconds": load["asked_seconds"],
+        "candidates": load["candidates"],
+        "dim": load["dim"],
+        "load_rate": found["requests"] / load["asked_seconds"],
+        "load_hardware": name_hardware(load),
+        **{f"load_{name}": value for name, value in found.items()},
+        "memory_requests": million["requests"],
+        "memory_first": memory[0],
+        "memory_last": memory[-1],
+        "memory_errors": million["metrics"]["errors"],
+        "connections": half["connections"],
+        "asked": half["requests"],
+        **{f"{when}_{name}": half["metrics"][when][name] for when in ("before", "during") for name in ("p50", "max")},
+        "checks_candidates": checks[0]["candidates"],
+        "checks_dim": checks[0]["dim"],
+        "batch": checks[0]["batch"],
+        "checks": write_table(
+            {"index": "{kind}", "": "{what}", "with checksums": "{with:.2f}", "without": "{without:.2f}"}, table
+        ),
+    }
+
+
 FIELDS: dict[str, Callable[[Path], Fields]] = {
     "synthetic": describe_synthetic,
     "smi2mol": describe_smi2mol,
@@ -695,6 +736,7 @@ FIELDS: dict[str, Callable[[Path], Fields]] = {
     "tabular": describe_tabular,
     "guarantees": describe_guarantees,
     "massbank": describe_massbank,
+    "trust": describe_trust,
 }
 STUDIES = [
     synthetic.STUDY,

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -98,6 +98,37 @@ def test_dripping_headers_are_no_way_around(address, monkeypatch):
             except TimeoutError:
                 continue
     assert b"408" in said or b"400" in said
+
+
+def test_the_rest_of_a_body_that_is_answered_does_not_hold_a_connection(address, monkeypatch):
+    """Else a client could drip it for ever, and take up one of the connections."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+    with connect(address) as made:
+        made.sendall(head)
+        assert made.recv(65536).startswith(b"HTTP/1.1 404")
+        start = time.monotonic()
+        with pytest.raises(ConnectionError):
+            while time.monotonic() - start < 5:
+                made.sendall(b"x")
+                time.sleep(0.05)
+
+
+def test_answers_that_are_not_read_do_not_hold_a_connection(address, monkeypatch):
+    monkeypatch.setattr(connections, "READ_SECONDS", 0.5)
+    asked, size = 3000, len(httpx.get(f"{address}/openapi.json").content)
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.settimeout(5)
+        made.connect((urlsplit(address).hostname, urlsplit(address).port))
+        made.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * asked)
+        time.sleep(2)
+        read = 0
+        with suppress(ConnectionError):
+            while data := made.recv(2**20):
+                read += len(data)
+    assert read < asked * size / 2
+    assert httpx.get(f"{address}/health").status_code == 200
 
 
 def test_half_open_connections_keep_nobody_else_waiting(address):

@@ -81,7 +81,13 @@ def use(index):
     window = Condition.within("mass", [700.0] * 5, [800.0] * 5)
     found = [index.search(Z, 3, rule).indices.tolist() for rule in RULES]
     found += [index.search(Z, 3, "cosine", [window]).indices.tolist(), index.find_codes(as_hashes(["text 7", "none"]))]
-    return found, list(index.texts), list(index.cells["mass"]), index.kinds(), index.cosines(Z[:1], torch.arange(N)[None])
+    return (
+        found,
+        list(index.texts),
+        list(index.cells["mass"]),
+        index.kinds(),
+        index.cosines(Z[:1], torch.arange(N)[None]),
+    )
 
 
 def same(one, other):
@@ -96,7 +102,9 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"sort_by": "mass"}, {"kind": "hnsw"}], ids=str)
-def test_every_flipped_bit_of_a_large_index_is_noticed_when_it_is_read(tmp_path, options, small_blocks, tally, thorough):
+def test_every_flipped_bit_of_a_large_index_is_noticed_when_it_is_read(
+    tmp_path, options, small_blocks, tally, thorough
+):
     if options.get("kind"):
         pytest.importorskip("faiss")
     right, silent = use(build_index(tmp_path, **options)), set()

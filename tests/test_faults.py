@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import dsokr.conformal.sets
 import dsokr.files
+import dsokr.regressors.callbacks
 import dsokr.saving
 from dsokr import DSOKR, Conformal, kernels, sketches
 from dsokr.commands.columns import String, Vector
@@ -27,8 +29,10 @@ from test_damage import PSI, N, P, Z
 
 STEPS = [
     *((os, name) for name in ("fsync", "replace")),
-    *((Path, name) for name in ("write_text", "write_bytes", "mkdir", "chmod", "unlink")),
+    *((Path, name) for name in ("write_text", "write_bytes", "mkdir", "chmod", "unlink", "touch")),
+    (torch, "save"),
     (dsokr.saving, "save_file"),
+    (dsokr.regressors.callbacks, "save_file"),
     (dsokr.conformal.sets, "save_file"),
     (dsokr.files, "_exchange"),
     (dsokr.files.BlockSums, "add"),  # called after every write to a file of an index
@@ -39,7 +43,7 @@ FAULTS = [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
 class Disk:
     """Counts the steps that change files, and lets one of them fail: before it is done, or after."""
 
-    def __init__(self, monkeypatch, at=None, fault=None, after=False):
+    def __init__(self, monkeypatch, at=None, fault=None, after=False, steps=STEPS):
         self.count = 0
 
         def wrap(step):
@@ -49,11 +53,11 @@ class Disk:
                     return step(*args, **options)
                 if after:
                     step(*args, **options)
-                raise fault
+                raise fault if isinstance(fault, BaseException) else fault()
 
             return counted
 
-        for owner, name in STEPS:
+        for owner, name in steps:
             monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
 
 
@@ -97,7 +101,7 @@ def predictors():
 
 
 @pytest.mark.parametrize("has_old", [False, True])
-def test_saving_a_model(tmp_path, predictors, has_old):
+def test_saving_a_model(tmp_path, predictors, has_old, tally):
     """As ``dsokr fit`` does, with a report."""
     old, new = predictors
     answers, folder, tried = [each.predict(CELLS) for each in predictors], tmp_path / "models" / "model", 0
@@ -112,13 +116,14 @@ def test_saving_a_model(tmp_path, predictors, has_old):
             dsokr.files.shutil.rmtree(folder)
         inject(write, *case)
         tried += 1
+        tally("faults injected")
         if folder.exists() or has_old:
             assert Predictor.load(folder).predict(CELLS) in (answers if has_old else answers[1:])
         assert not [path for path in folder.parent.iterdir() if path != folder], case
     assert tried > 80
 
 
-def test_calibrating_a_model(tmp_path, predictors):
+def test_calibrating_a_model(tmp_path, predictors, tally):
     folder, tried = tmp_path / "model", 0
     other = np.random.default_rng(1).normal(size=(40, 2))
     write_table(tmp_path / "pairs.csv", ["x", "y"], [[f"{a} {b}", "aab"] for a, b in other])
@@ -137,6 +142,7 @@ def test_calibrating_a_model(tmp_path, predictors):
         old.save(folder)
         inject(write, *case)
         tried += 1
+        tally("faults injected")
         loaded = Predictor.load(folder)
         assert len(loaded.sure.pairs_["z"]) in states and loaded.predict(CELLS) == old.predict(CELLS)
         old.save(folder)  # a draft that is left over does not stop it
@@ -168,17 +174,18 @@ def ask(index):
     ],
     ids=str,
 )
-def test_building_an_index(tmp_path, first, then):
+def test_building_an_index(tmp_path, first, then, tally, thorough):
     if "kind" in {**(first or {}), **then}:
         pytest.importorskip("faiss")
     folder, expected, tried = tmp_path / "index", ask(embed(tmp_path / "other")), 0
     cases = list(faults(lambda: embed(tmp_path / "counted", **then)))
-    for case in cases if first is None and not then else cases[::11]:  # the others take minutes
+    for case in cases if thorough or (first is None and not then) else cases[::11]:  # the others take minutes
         dsokr.files.shutil.rmtree(folder, ignore_errors=True)
         if first is not None:
             embed(folder, **first)
         inject(lambda: embed(folder, **then), *case)
         tried += 1
+        tally("faults injected")
         if first is not None:
             assert ask(CandidateIndex.open(folder)) == expected, case
         index = embed(folder, **then)  # the same call again
@@ -192,7 +199,7 @@ def test_building_an_index(tmp_path, first, then):
     [(20, {}), (100, {"sort_by": "mass"}), (20, {"kind": "hnsw"}), (100, {"kind": "hnsw"})],
     ids=str,
 )
-def test_updating_an_index(tmp_path, many, options):
+def test_updating_an_index(tmp_path, many, options, tally, thorough):
     """The old candidates, or the new ones; with many changes the index is then written anew."""
     if "kind" in options:
         pytest.importorskip("faiss")
@@ -212,11 +219,12 @@ def test_updating_an_index(tmp_path, many, options):
     embed(tmp_path / "old", **options)
     dsokr.files.shutil.copytree(tmp_path / "old", tmp_path / "counted")
     cases = list(faults(lambda: change(tmp_path / "counted")))
-    for case in cases[:: len(cases) // 14]:  # all take a minute
+    for case in cases if thorough else cases[:: len(cases) // 14]:  # all take a minute
         dsokr.files.shutil.rmtree(folder, ignore_errors=True)
         dsokr.files.shutil.copytree(tmp_path / "old", folder)
         inject(change, *case)
         tried += 1
+        tally("faults injected")
         assert read() in (before, after), case
         change()  # the same again
         assert read() == after and not list(folder.glob(".*")) and CandidateIndex.open(folder).head.verify(folder)

@@ -22,11 +22,15 @@ from hypothesis import HealthCheck, example, given, settings  # noqa: E402 # aft
 from hypothesis import strategies as st  # noqa: E402
 
 from dsokr import DSOKR, chem, kernels, networks, regressors, sketches, spectra  # noqa: E402
+from dsokr import decoders as decoding  # noqa: E402
 from dsokr.commands import columns  # noqa: E402
+from dsokr.commands.formats import OPENERS, READERS  # noqa: E402
 from dsokr.commands.tables import Problems, Table  # noqa: E402
 from dsokr.errors import DSOKRError  # noqa: E402
 from dsokr.files import sum_file, write_json  # noqa: E402
 from dsokr.index import CandidateIndex, Condition  # noqa: E402
+from dsokr.index.shard_search import search_shards  # noqa: E402
+from dsokr.index.shards import HEAD, Folder, Shard, Shards  # noqa: E402
 from dsokr.regressors import KernelRidge  # noqa: E402
 from dsokr.saving import parse_expression  # noqa: E402
 from dsokr.serve import Limits, operations  # noqa: E402
@@ -135,11 +139,13 @@ def texts(pieces):
 
 
 ANY = st.binary(max_size=60)
+PLAIN = ["a.csv", "a.tsv", "a.tab", "a.jsonl", "a.ndjson", "a.smi", "a.txt", "a.mgf", "a.msp"]
+PACKED = ["a.csv.gz", "a.csv.zst", "a.csv.bz2", "a.csv.xz", "a.parquet", "a.xlsx", "a.msp.gz"]
 
 
 @fuzz(
     st.tuples(
-        st.sampled_from(["a.csv", "a.tsv", "a.tab", "a.jsonl", "a.ndjson", "a.smi", "a.txt", "a.mgf", "a.msp"]),
+        st.sampled_from(PLAIN),
         texts([*PIECES, *NUMBERS, "a,b\n1,2\n"]) | texts([*JSONS, *PIECES, *NUMBERS]) | texts([*PEAKS, *NUMBERS]) | ANY,
     ),
     ("a.jsonl", '{"a": ' + "[" * 2000),  # deeper than Python recurses
@@ -155,11 +161,7 @@ def tables(case):
     problems.lines()
 
 
-@fuzz(
-    st.tuples(
-        st.sampled_from(["a.csv.gz", "a.csv.zst", "a.csv.bz2", "a.csv.xz", "a.parquet", "a.xlsx", "a.msp.gz"]), ANY
-    )
-)
+@fuzz(st.tuples(st.sampled_from(PACKED), ANY))
 def packed_tables(case):
     Table(write(*case)).read(Problems(1.0))
 
@@ -364,6 +366,32 @@ def files_of_indices(case):
 
 
 @cache
+def written_shards():
+    made = folder()[0] / "shards"
+    shards = Shards(Folder(str(made)), "m", 4, "float32", "library", ["mass"])
+    shards.start(restart=False)
+    texts, rows = [f"text {i}" for i in range(6)], torch.arange(24.0).reshape(6, 4)
+    shard = Shard(range(6), texts, [""] * 6, [b"%08d" % i for i in range(6)], {"mass": ["1"] * 6})
+    shards.write_shard(0, shard, rows, rows.square().sum(1))
+    shards.finish([6], 6)
+    return made, json.loads((made / HEAD).read_text())
+
+
+@fuzz(PLACES | st.tuples(ANY, st.none()), (DEEP, None), ([6, 6], [8]), (5, [8, 0]), (10**12, [8, 0]), (0, [3]), few=30)
+def heads_of_shards(case):
+    """As written by somebody who wants them to be searched: sealed."""
+    pytest.importorskip("pyarrow")
+    made, head = written_shards()
+    changed = None if case[1] is None else {k: v for k, v in put(head, *case).items() if k != "sealed"}
+    (made / HEAD).write_bytes(case[0] if changed is None else b"")
+    if changed is not None:
+        write_json(made / HEAD, changed, sealed=True)
+    shards = Shards.open(made)
+    search_shards(shards, Z, 3, "cosine", [Condition.within(name, [0.0] * 5, [9.0] * 5) for name in shards.columns])
+    list(shards.blocks(0))
+
+
+@cache
 def client():
     return Client(HandMade(), Limits(text=50, inputs=4))
 
@@ -426,9 +454,18 @@ def test_an_answer_or_a_sentence(name):
     assert run(name, many=False) > 0
 
 
+def test_every_reader_and_decoder_is_fuzzed():
+    """A format or a decoder that is added has to be among the cases."""
+    assert {*READERS, *OPENERS} <= {Path(name).suffix for name in (*PLAIN, *PACKED)}
+    tried = {type(case.made) for case in DECODERS}
+    known = (kind for kind in vars(decoding).values() if isinstance(kind, type) and issubclass(kind, decoding.Decoder))
+    assert {kind for kind in known if kind is not decoding.Decoder} <= tried
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_many(name):
+def test_many(name, tally):
     count = run(name, many=True)
+    tally("cases fuzzed", count)
     print(f"{name}: {count:,} cases")
     assert count >= min(MANY, 500)

@@ -41,7 +41,7 @@ pytest.importorskip("uvicorn", reason="needs the extra serve")
 httpx = pytest.importorskip("httpx", reason="needs httpx, to ask the server")
 schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis, to try its schema")
 
-from hypothesis import settings  # noqa: E402 # after what may be missing
+from hypothesis import HealthCheck, settings  # noqa: E402 # after what may be missing
 
 from dsokr.serve import Limits, answers, create_app  # noqa: E402
 from dsokr.serve import app as app_module  # noqa: E402
@@ -752,9 +752,10 @@ schema = schemathesis.openapi.from_asgi(
 
 
 @schema.exclude(path="/drawing").parametrize()
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
-def test_the_schema_is_kept(case):
+@settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+def test_the_schema_is_kept(case, tally):
     """What fits the schema is answered, what does not is refused, and all answers are as the schema says."""
+    tally("requests by schemathesis")
     case.call_and_validate()
 
 

@@ -26,9 +26,9 @@ from torch import Tensor
 from dsokr.errors import DSOKRError, InputError, ModelFolderError
 
 try:
-    from fcntl import LOCK_EX, LOCK_NB, flock
-except ImportError:  # on Windows drafts are recognised by their age alone
-    flock = None  # type: ignore[assignment]
+    import fcntl
+except ImportError:  # Windows, where drafts are recognised by their age alone
+    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 
@@ -114,14 +114,15 @@ def _name_beside(path: Path, begin: str) -> Path:
 @contextmanager
 def _hold(draft: Path) -> Iterator[None]:
     """Lock a draft, so that others see that its writer lives, even if the clock jumps. OSError if another holds it."""
-    handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW) if flock else -1
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        if flock:
-            flock(handle, LOCK_EX | LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
-        if flock:
-            os.close(handle)
+        os.close(handle)
 
 
 def _exchange(draft: Path, folder: Path) -> None:
@@ -246,7 +247,7 @@ class CheckedFile:
             blocks = np.unique([(starts + offset) // SUMMED for offset in inside])
         for block in blocks[self.unread[blocks]].tolist():
             data = self.data[block * SUMMED : (block + 1) * SUMMED]
-            if self.sums[block : block + 1] != [zlib.crc32(data)]:
+            if self.sums[block : block + 1] != [zlib.crc32(data.data)]:
                 raise damaged(self.path)
             self.unread[block] = False
 

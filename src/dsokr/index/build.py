@@ -244,7 +244,7 @@ def codes_of(block: Block) -> np.ndarray:  # (n,)
 
 def _open_at(folder: Path, name: str, head: Head) -> BinaryIO:
     size, path = head.sizes.get(name, 0), head.path(folder, name)
-    if not size and not head.finished:
+    if (not size and not head.finished) or path.is_symlink():
         path.unlink(missing_ok=True)  # another process may have mapped it
     file = path.open("ab")
     file.truncate(size)
@@ -266,6 +266,7 @@ def rewrite(folder: Path, head: Head, column: str) -> Head:
     They have another prefix, which the new head names.
     """
     head.verify(folder)  # so that no damage gets new checksums
+    tidy(folder, head)
     place, version = head.columns.index(column) if column else "", head.version + 1
     order = np.setdiff1d(np.arange(head.count), map_deleted(folder, head).numpy(), assume_unique=True)
     if column:
@@ -274,7 +275,7 @@ def rewrite(folder: Path, head: Head, column: str) -> Head:
     sums = {name: BlockSums() for name in FILES}
     with ExitStack() as stack:
         for name in FILES:
-            file = stack.enter_context(new.path(folder, name).open("wb"))
+            file = stack.enter_context(new.path(folder, name).open("xb"))
             for part in _reorder(folder, head, name, order):
                 file.write(part)
                 sums[name].add(part)

@@ -202,6 +202,8 @@ def map_arrays(folder: Path, head: Head) -> Arrays:
 
 def _map(folder: Path, name: str, dtype: str, head: Head) -> np.ndarray:
     file = head.path(folder, name)
+    if file.is_symlink():  # `dsokr update` would write to a file elsewhere
+        raise ModelFolderError(f"{file} is a symbolic link: an index must hold its files itself.")
     size, expected = file.stat().st_size if file.is_file() else 0, head.sizes.get(name, 0)
     if size < expected:  # what stands behind is being added, or was not finished
         found = f"{size:,} of {expected:,} bytes"
@@ -406,7 +408,7 @@ def read_faiss(folder: Path, head: Head) -> Any:
             read = faiss.read_index(str(file))
         except (RuntimeError, MemoryError) as error:
             raise files.damaged(file) from error
-        if sums.result() != head.sums[file.name]:
+        if sums.result() != head.sums[file.name] or (read.ntotal, read.d) != (head.count, head.dim + 1):
             raise files.damaged(file)
     return read
 

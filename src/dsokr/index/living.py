@@ -26,9 +26,10 @@ def change_folder(folder: Path, model: str, say: Say) -> Iterator[FolderChange]:
     """Yield what changes the index in a folder. What an error leaves is removed."""
     Head.read_from(folder)  # before the folder is created
     with lock_folder(folder, "dsokr update"):
+        index = CandidateIndex.open(folder, model)
         try:
             with ExitStack() as blocks:
-                yield FolderChange(CandidateIndex.open(folder, model), folder, blocks, say)
+                yield FolderChange(index, folder, blocks, say)
         except BaseException:
             head = Head.read_from(folder)
             for name in FILES:

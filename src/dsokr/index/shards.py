@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dsokr import files
 from dsokr.decoders.pools import Coordinates
-from dsokr.errors import DSOKRError, InputError, ModelFolderError, import_extra
+from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_types, import_extra
 from dsokr.index.build import Block
 from dsokr.index.columns import check_column
 from dsokr.index.milvus import is_milvus
@@ -135,7 +135,11 @@ class Shards:
             facts = json.loads(data := file.read())
             if not files.is_sealed(data) or (facts.pop("sealed") and facts.pop("format")) != FORMAT:
                 raise ValueError("its checksum or its format is wrong")
-            return Shards(folder, **facts)
+            found = Shards(folder, **facts)
+            check_types(found)
+            if found.dim < 1 or min(found.counts, default=0) < 0:
+                raise ValueError("its parts do not fit together")
+            return found
 
     def start(self, restart: bool) -> set[int]:
         """Prepare the folder for shards of this model and library, and return the numbers of those that are there."""
@@ -202,9 +206,15 @@ class Shards:
         return Coordinates(rows, torch.from_numpy(diag.to_numpy().copy()), rows.double().square().sum(dim=1))
 
     def _read(self, number: int, columns: list[str]) -> Any:
-        parquet = import_extra("pyarrow.parquet", "cluster")
+        arrow, parquet = import_extra("pyarrow", "cluster"), import_extra("pyarrow.parquet", "cluster")
+        coordinates = arrow.list_(arrow.float16() if self.dtype == "float16" else arrow.float32(), self.dim)
+        types = {"row": arrow.int64(), "code": arrow.binary(8), "diag": arrow.float64(), "psi": coordinates}
         with self.folder.open(name_of(number)) as file:
-            return parquet.read_table(file, columns=columns, page_checksum_verification=True).select(columns)
+            table = parquet.read_table(file, columns=columns, page_checksum_verification=True).select(columns)
+            fits = all(column.type == types.get(column.name, arrow.string()) for column in table.schema)
+            if not fits or (self.counts and table.num_rows != self.counts[number]) or not table.schema.metadata:
+                raise ValueError("it is not a shard of this library")
+            return table
 
     def blocks(self, start: int) -> Iterator[Block]:
         """The candidates from a shard on, for :func:`dsokr.index.build`."""

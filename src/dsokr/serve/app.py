@@ -20,10 +20,7 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteError
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dsokr import __version__
 from dsokr.errors import InputError, import_extra
@@ -33,14 +30,12 @@ from dsokr.rules import RULES, Rule
 from dsokr.serve.answers import Current, answer, decode, explain, load_drawing
 from dsokr.serve.batches import Batches, Busy
 from dsokr.serve.bodies import Answer, Limits, Problem, Why, build_pair_model, build_question_model
-from dsokr.serve.operations import CLOSE, HEADERS, Desk, Key, Metrics, configure_log, name_headers, problem
+from dsokr.serve.operations import HEADERS, Desk, Key, Metrics, check_hosts, configure_log, name_headers, problem
 
 PAGE = Path(__file__).parent / "page"
 LONGEST_SMILES = 400
 WATCH_SECONDS = 1.0  # between looks for a newer version of the index
 SWITCH_SECONDS = 2e-4  # between the threads for searching and for HTTP; Python's default of 5 ms is long here
-LOCAL_HOSTS = ["localhost", "[::1]", *(f"*.{n}" for n in range(256))]  # IPv4; no domain name ends in a number
-HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9a-fA-F:]+]?")  # a name, a pattern of names or an IPv6 address
 PICTURE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'none'",
     "Cache-Control": "public, max-age=86400",
@@ -90,8 +85,6 @@ def create_app(
         exception_handlers=dict.fromkeys(handled, _answer_error),
         responses={"4XX": {"model": Problem}, "5XX": {"model": Problem}},
     )
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_HOSTS + _check_hosts(hosts), www_redirect=False)
-    app.add_middleware(Guard, limits=limits)  # around the other
     app.state.limits, app.state.keys = limits, keys
     facts = {**_describe(predictor, index, limits), "drawing": draw is not None, "examples": list(examples)}
     facts |= current.describe()
@@ -105,7 +98,7 @@ def create_app(
     for file in PAGE.iterdir():
         app.add_route("/" if file.name == "index.html" else f"/{file.name}", partial(_serve_file, file=file))
     known = {getattr(route, "path", "") for route in app.routes}
-    app.add_middleware(Desk, metrics=metrics, paths=known, keys=list(keys), rate=limits.rate)  # around all others
+    app.add_middleware(Desk, metrics=metrics, paths=known, keys=keys, limits=limits, hosts=check_hosts(hosts))
     return app
 
 
@@ -115,13 +108,6 @@ async def _watch(current: Current, facts: dict[str, Any]) -> None:
         await asyncio.sleep(WATCH_SECONDS)
         if await asyncio.to_thread(current.refresh):
             facts |= current.describe()
-
-
-def _check_hosts(hosts: Sequence[str]) -> list[str]:
-    for host in hosts:
-        if not HOST.fullmatch(host):
-            raise InputError(f"Hosts are names such as models.example.org, without a port. Got {host!r}.")
-    return [f"[{host}]" if ":" in host and "[" not in host else host for host in hosts]
 
 
 def _describe(predictor: Any, index: Index, limits: Limits) -> dict[str, Any]:
@@ -241,42 +227,6 @@ def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResp
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
     sentence = re.sub(r"\d{9,}", lambda number: f"{float(number[0]):g}", f"{where or 'body'}: {first['msg']}.")
     return problem(422, sentence, where)
-
-
-class Guard:
-    """Refuses bodies that are too large, before they are read, or too slow."""
-
-    def __init__(self, app: ASGIApp, limits: Limits):
-        self.app, self.limits = app, limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if {"content-length", "transfer-encoding"} <= set(Headers(scope=scope) if scope["type"] == "http" else ()):
-            sentence = "Send Content-Length or Transfer-Encoding, not both."
-            await problem(400, sentence, headers=CLOSE)(scope, receive, send)
-        else:
-            await self.app(scope, self._limit(scope, receive) if scope["type"] == "http" else receive, send)
-
-    def _limit(self, scope: Scope, receive: Receive) -> Receive:
-        size, deadline = int(Headers(scope=scope).get("content-length", 0)), time.monotonic() + self.limits.seconds
-        received = 0
-
-        async def receive_within_limits() -> Message:
-            nonlocal received
-            self._check_size(size)
-            try:
-                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
-            except TimeoutError:
-                raise HTTPException(408, "The request took too long to arrive.", CLOSE) from None
-            received += len(message.get("body", b""))
-            self._check_size(received)
-            return message
-
-        return receive_within_limits
-
-    def _check_size(self, size: int) -> None:
-        if size > self.limits.body_bytes:
-            sentence = f"The body is too large: the limit is {self.limits.body_bytes:,} bytes."
-            raise HTTPException(413, sentence, CLOSE)
 
 
 def run(app: FastAPI, host: str, port: int, say: Callable[[str], None], **options: Path | None) -> None:

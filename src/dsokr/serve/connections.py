@@ -1,4 +1,4 @@
-"""Connections before they are requests: limits on their number and on the time of headers, and errors as JSON."""
+"""Connections below requests: limits on their number and on waiting for clients, and protocol errors as JSON."""
 
 import asyncio
 import json
@@ -9,13 +9,15 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS, OF_CLIENT = 1000, 200  # at once: of all clients, and of one address
-HEADER_SECONDS = 10.0  # from a connection, or the first byte of a further request, to the end of its headers
+HEADER_SECONDS = 10.0  # for the headers of a request, and for the rest of a body after its answer
+READ_SECONDS = 30.0  # for a client to read an answer that does not fit into buffers
 
 
 class Connection(H11Protocol):
-    """A connection that is refused beyond the limits, and closed if the headers of a request do not come."""
+    """A connection that is refused beyond the limits, and closed if the client does not send or read in time."""
 
-    timer: asyncio.TimerHandle | None = None
+    sending: asyncio.TimerHandle | None = None  # while the client has to send
+    reading: asyncio.TimerHandle | None = None  # while it has to read
     extra: dict[str, str] = {}  # noqa: RUF012 # headers of a refusal, set once
 
     def connection_made(self, transport: Any) -> None:
@@ -26,19 +28,27 @@ class Connection(H11Protocol):
         if len(self.connections) > CONNECTIONS or own > OF_CLIENT:
             self.refuse(503, "There are too many connections. Try again in a second.")
         else:
-            self._await_headers()
+            self._watch()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        super().data_received(data)
-        if self.conn.their_state is h11.IDLE:
-            self._await_headers()
-        else:
-            self._stop_waiting()
+        if not self.transport.is_closing():
+            super().data_received(data)
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.reading = self.loop.call_later(READ_SECONDS, self.transport.abort)  # type: ignore[attr-defined] # sockets have it
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.reading = _cancel(self.reading)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self.sending, self.reading = _cancel(self.sending), _cancel(self.reading)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -52,12 +62,21 @@ class Connection(H11Protocol):
         self.transport.write(f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{head}\r\n{body}".encode())
         self.transport.close()
 
-    def _await_headers(self) -> None:
-        if self.timer is None:
-            late = "The headers of the request took too long to arrive."
-            self.timer = self.loop.call_later(HEADER_SECONDS, self.refuse, 408, late)
+    def _watch(self) -> None:
+        """Run the timer while the client has to send headers, or the rest of a body that is answered already."""
+        has_answer = self.cycle is not None and self.cycle.response_complete
+        if self.conn.their_state is h11.IDLE or (has_answer and self.conn.their_state is h11.SEND_BODY):
+            self.sending = self.sending or self.loop.call_later(HEADER_SECONDS, self._give_up)
+        else:
+            self.sending = _cancel(self.sending)
 
-    def _stop_waiting(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+    def _give_up(self) -> None:
+        if self.conn.their_state is h11.IDLE:
+            self.refuse(408, "The headers of the request took too long to arrive.")
+        else:
+            self.transport.close()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

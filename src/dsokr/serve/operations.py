@@ -1,5 +1,6 @@
-"""What operators need: API keys, rate limits, request ids, metrics and logs, around every request."""
+"""Around every request: its host, key, rate, size and time are checked; it gets an id, and is counted and logged."""
 
+import asyncio
 import hmac
 import json
 import logging
@@ -7,6 +8,7 @@ import math
 import re
 import time
 from base64 import b64decode
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -15,6 +17,7 @@ from pathlib import Path
 from secrets import token_hex, token_urlsafe
 from typing import Any, NamedTuple
 
+from fastapi import HTTPException
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -24,11 +27,14 @@ from dsokr import __version__
 from dsokr.errors import InputError
 from dsokr.files import replace_file
 from dsokr.serve.answers import Current
+from dsokr.serve.bodies import Limits
 
 BURST = 10.0  # seconds of requests that may come at once
 MOST_CLIENTS = 10_000  # whose rates are remembered
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)  # of the histogram
 OPEN = {"/ready", "/health"}  # for probes: no key, no limit
+LOCAL = re.compile(r"localhost|\[::1]|\d+(\.\d+)*")  # no domain name consists of numbers
+HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9a-fA-F:]+]?")  # a name, a pattern of names or an IPv6 address
 ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 KEY = re.compile(r"(?P<name>[\w.@-]{1,64}):(?P<hash>[0-9a-f]{64})(:(?P<rate>\d+(\.\d+)?))?", re.ASCII)
 CLOSE = {"Connection": "close"}  # of requests whose body is not read
@@ -80,7 +86,7 @@ def add_key(path: Path, name: str, rate: float) -> str:
     return secret
 
 
-def find_key(keys: list[Key], headers: Headers) -> Key | None:
+def find_key(keys: Sequence[Key], headers: Headers) -> Key | None:
     """Return the key in ``Authorization: Bearer KEY``, or in the password that browsers ask for.
 
     It takes as long for a wrong key as for a right one.
@@ -92,6 +98,14 @@ def find_key(keys: list[Key], headers: Headers) -> Key | None:
     digest = sha256(given.strip().encode()).hexdigest()
     found = [key for key in keys if hmac.compare_digest(key.hash, digest)]
     return found[0] if found else None
+
+
+def check_hosts(hosts: Sequence[str]) -> list[str]:
+    """Return the names that the server answers for, as they are in requests."""
+    for host in hosts:
+        if not HOST.fullmatch(host):
+            raise InputError(f"Hosts are names such as models.example.org, without a port. Got {host!r}.")
+    return [f"[{host}]" if ":" in host and "[" not in host else host.lower() for host in hosts]
 
 
 class Rates:
@@ -138,14 +152,16 @@ class Metrics:
 
 
 class Desk:
-    """Around the application: gives every request an id, asks for its key, counts it and writes a line about it.
+    """Around the application: gives every request an id, refuses what is not allowed, counts it and logs a line.
 
     Every response gets the id and the security headers.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str], keys: list[Key], rate: float):
-        self.app, self.metrics, self.paths, self.keys, self.rate = app, metrics, paths, keys, rate
-        self.rates = Rates()
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, paths: set[str], keys: Sequence[Key], limits: Limits, hosts: list[str]
+    ):
+        self.app, self.metrics, self.paths, self.keys, self.limits = app, metrics, paths, keys, limits
+        self.hosts, self.rates = hosts, Rates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -165,24 +181,55 @@ class Desk:
         key = find_key(self.keys, headers)
         client = key.name if key else (scope.get("client") or ("",))[0]
         scope.setdefault("state", {})["known"] = key is not None or not self.keys
+        answer = self._refuse(scope, headers, key, client) or self.app
         try:
             with self.metrics.active.track_inprogress():
-                await (self._refuse(scope, key, client) or self.app)(scope, receive, send_with_headers)
+                await answer(scope, self._limit(headers, receive), send_with_headers)
         finally:
             self._record(scope, client, status, time.perf_counter() - start)
 
-    def _refuse(self, scope: Scope, key: Key | None, client: str) -> JSONResponse | None:
-        """Return the answer to a client without a key, or that asks too often."""
-        rate = key.rate if key and key.rate else self.rate
-        if scope["path"] in OPEN:
-            return None
-        if rate and (wait := self.rates.wait(f"{'key' if key else 'address'} {client}", rate)):
+    def _refuse(self, scope: Scope, headers: Headers, key: Key | None, client: str) -> JSONResponse | None:
+        """Return the answer to a request that is refused without reading its body."""
+        rate, probes = key.rate if key and key.rate else self.limits.rate, scope["path"] in OPEN
+        if not self._knows(headers.get("host", "").lower()):
+            return problem(400, "The server does not answer for this host name (--allow-host).", headers=CLOSE)
+        if {"content-length", "transfer-encoding"} <= set(headers):
+            return problem(400, "Send Content-Length or Transfer-Encoding, not both.", headers=CLOSE)
+        if not probes and rate and (wait := self.rates.wait(f"{'key' if key else 'address'} {client}", rate)):
             sentence = f"One client may ask {rate:g} times a second. Try again later."
             return problem(429, sentence, headers={"Retry-After": str(math.ceil(wait)), **CLOSE})
-        if not scope["state"]["known"]:
+        if not probes and not scope["state"]["known"]:
             sentence = "Send a key that the server knows, with the header Authorization: Bearer KEY."
             return problem(401, sentence, headers={"WWW-Authenticate": 'Basic realm="dsokr"', **CLOSE})
         return None
+
+    def _knows(self, host: str) -> bool:
+        name = re.sub(r":\d*$", "", host)
+        ends = tuple(known[1:] for known in self.hosts if known.startswith("*"))
+        return bool(LOCAL.fullmatch(name)) or name in self.hosts or (bool(ends) and name.endswith(ends))
+
+    def _limit(self, headers: Headers, receive: Receive) -> Receive:
+        """Receive a body, unless it is too large or too slow."""
+        size, deadline = int(headers.get("content-length", 0)), time.monotonic() + self.limits.seconds
+        received = 0
+
+        async def receive_within_limits() -> Message:
+            nonlocal received
+            self._check_size(size)
+            try:
+                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            except TimeoutError:
+                raise HTTPException(408, "The request took too long to arrive.", CLOSE) from None
+            received += len(message.get("body", b""))
+            self._check_size(received)
+            return message
+
+        return receive_within_limits
+
+    def _check_size(self, size: int) -> None:
+        if size > self.limits.body_bytes:
+            sentence = f"The body is too large: the limit is {self.limits.body_bytes:,} bytes."
+            raise HTTPException(413, sentence, CLOSE)
 
     def _record(self, scope: Scope, client: str, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in self.paths else "other"
