@@ -139,7 +139,7 @@ def texts(pieces):
 
 
 ANY = st.binary(max_size=60)
-PLAIN = ["a.csv", "a.tsv", "a.tab", "a.jsonl", "a.ndjson", "a.smi", "a.txt", "a.mgf", "a.msp"]
+PLAIN = ["a.csv", "a.tsv", "a.tab", "a.jsonl", "a.ndjson", "a.smi", "a.smiles", "a.txt", "a.mgf", "a.msp"]
 PACKED = ["a.csv.gz", "a.csv.zst", "a.csv.bz2", "a.csv.xz", "a.parquet", "a.xlsx", "a.msp.gz"]
 
 

@@ -1,10 +1,12 @@
 """Folders made to harm: loading executes, downloads and unpickles nothing, and bad contents give one sentence."""
 
+import gzip
 import json
 import pickle
 import random
 import shutil
 import socket
+import zipfile
 from itertools import product
 
 import numpy as np
@@ -15,12 +17,16 @@ from sklearn.ensemble import RandomForestRegressor
 from sklearn.neighbors import KNeighborsRegressor
 
 from dsokr import DSOKR, Graph, Training, kernels, networks, sketches
+from dsokr.commands import formats
+from dsokr.commands.tables import Problems, Table
 from dsokr.compute import seeded
 from dsokr.errors import DSOKRError, InputError, ModelFolderError
 from dsokr.files import checksum, write_json
 from dsokr.graphs import GraphBatch
+from dsokr.index import Block, CandidateIndex, update
 from dsokr.regressors import Boosted, Forest, KernelRidge, Neighbors, Neural, Scikit, Stack
 from dsokr.saving import _list_files
+from test_damage import PSI, build_index
 
 X = np.random.default_rng(0).normal(size=(40, 3))
 BITS = (X > 0).astype(np.int64)
@@ -356,3 +362,70 @@ class TestEncoder:
         self.change(folder, **change)
         with pytest.raises(DSOKRError):
             DSOKR.load(folder)
+
+
+class TestBombs:
+    """Small files that unpack to large ones."""
+
+    def read(self, path):
+        with pytest.raises(InputError) as refused:
+            Table(path).read(Problems(1.0))
+        assert "\n" not in str(refused.value)
+        return str(refused.value)
+
+    @pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.smi.gz", "a.mgf.gz"])
+    def test_a_line_without_an_end(self, tmp_path, name, monkeypatch):
+        monkeypatch.setattr(formats, "LONGEST_LINE", 10**6)
+        with gzip.open(tmp_path / name, "wb") as file:
+            file.write(b"BEGIN IONS\n" * name.startswith("a.mgf") + b"x" * 3 * 10**6)
+        assert "has a line of more than 1,000,000 characters" in self.read(tmp_path / name)
+
+    def write_book(self, path, sheet):
+        openpyxl = pytest.importorskip("openpyxl")
+        openpyxl.Workbook().save(path)
+        with zipfile.ZipFile(path) as old:
+            parts = {name: old.read(name) for name in old.namelist()}
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+            for name, data in parts.items():
+                new.writestr(name, sheet if name.endswith("sheet1.xml") else data)
+
+    def test_a_workbook(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(formats, "LARGEST_BOOK", 10**6)
+        self.write_book(tmp_path / "a.xlsx", b" " * 2 * 10**6)
+        assert (tmp_path / "a.xlsx").stat().st_size < 10**5
+        assert "which is too much: save it as CSV." in self.read(tmp_path / "a.xlsx")
+
+    def test_a_workbook_that_breaks_off(self, tmp_path):
+        main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+        cell = '<row r="1"><c r="A1" t="inlineStr"><is><t>x</t></is></c></row>'
+        self.write_book(tmp_path / "a.xlsx", f'<worksheet xmlns="{main}"><sheetData>{cell}<row r="2"><c'.encode())
+        assert "cannot be read as a workbook" in self.read(tmp_path / "a.xlsx")
+
+
+def test_an_index_with_links_writes_to_no_other_file(tmp_path):
+    """A folder from somebody else, whose coordinates are a link to a file of the user."""
+    build_index(tmp_path / "index")
+    own = shutil.copy(tmp_path / "index" / "psi.bin", tmp_path / "own")
+    (tmp_path / "index" / "psi.bin").unlink()
+    (tmp_path / "index" / "psi.bin").symlink_to(own)
+    before = own.read_bytes()
+    rows = PSI[:1]
+    added = Block(["new"], rows, rows.square().sum(1), cells={"mass": ["5"]})
+    for work in (
+        lambda: CandidateIndex.open(tmp_path / "index"),
+        lambda: update(tmp_path / "index", [added], model="m"),
+        lambda: build_index(tmp_path / "index", sort_by="mass"),
+    ):
+        with pytest.raises(ModelFolderError, match=r"psi.bin is a symbolic link: an index must hold its files itself."):
+            work()
+    assert own.read_bytes() == before
+
+
+def test_a_damaged_index_is_not_changed_by_an_update_that_fails(tmp_path):
+    build_index(tmp_path / "index")
+    path = tmp_path / "index" / "psi.bin"
+    path.write_bytes(path.read_bytes()[:-7])
+    before = path.read_bytes()
+    with pytest.raises(ModelFolderError, match="damaged"):
+        update(tmp_path / "index", [], model="m")
+    assert path.read_bytes() == before

@@ -14,6 +14,7 @@ import json
 import lzma
 import re
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -28,7 +29,8 @@ from dsokr.errors import InputError, import_extra
 Record = tuple[int, Sequence[str] | str]  # the number of a row with its cells, or with the reason why it is bad
 
 BLOCK = 4096  # rows of Parquet read at once
-LONGEST_CELL = 10_000_000  # characters
+LONGEST_CELL, LONGEST_LINE = 10_000_000, 100_000_000  # characters
+LARGEST_BOOK = 2**31  # bytes of an unpacked workbook
 HEADER_SAMPLE, LONG_LINE = 20, 100_000  # rows, and characters of each, that show what separates the cells
 NAMES_SAMPLE = 1000  # lines of JSON whose names are the columns
 NOT_TEXT = "It has bytes that are not UTF-8 text. Save the file as UTF-8 (in a spreadsheet: CSV UTF-8)."
@@ -176,24 +178,32 @@ def _read_sheet(path: Path, columns: list[str]) -> Iterator[Record]:
     """Read the first sheet of a workbook; formulas have the values that were saved with them."""
     openpyxl = import_extra("openpyxl", "tables")
     try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        with zipfile.ZipFile(path) as packed:
+            if (size := sum(part.file_size for part in packed.infolist())) > LARGEST_BOOK:
+                raise InputError(f"{path} unpacks to {size:,} bytes, which is too much: save it as CSV.")
+        with closing(openpyxl.load_workbook(path, read_only=True, data_only=True)) as book:
+            yield from _read_book(path, book, columns)
+    except InputError:
+        raise
     except Exception as error:  # of many kinds: a workbook is a zip file of XML files
         raise InputError(f"{path} cannot be read as a workbook: {error}.") from error
-    with closing(book):
-        if len(book.sheetnames) > 1:
-            sheets = f"{book.sheetnames[0]!r}, the first of {len(book.sheetnames)} sheets, is read"
-            warnings.warn(f"{path}: {sheets}. Save another one to a file of its own.", stacklevel=2)
-        rows = enumerate(book.worksheets[0].iter_rows(values_only=True), start=1)
-        cells = ((number, list(map(_as_cell, row))) for number, row in rows if any(cell is not None for cell in row))
-        number, header = next(cells, (0, []))
-        if not header:
-            raise InputError(f"{path} is empty. Its first row must name the columns.")
-        while not header[-1].strip():
-            header.pop()
-        yield number, header
-        places = [[name.strip() for name in header].index(name) for name in columns]
-        for number, row in cells:  # which may end early
-            yield number, [row[place] if place < len(row) else "" for place in places]
+
+
+def _read_book(path: Path, book: Any, columns: list[str]) -> Iterator[Record]:
+    if len(book.sheetnames) > 1:
+        sheets = f"{book.sheetnames[0]!r}, the first of {len(book.sheetnames)} sheets, is read"
+        warnings.warn(f"{path}: {sheets}. Save another one to a file of its own.", stacklevel=3)
+    rows = enumerate(book.worksheets[0].iter_rows(values_only=True), start=1)
+    cells = ((number, list(map(_as_cell, row))) for number, row in rows if any(cell is not None for cell in row))
+    number, header = next(cells, (0, []))
+    if not header:
+        raise InputError(f"{path} is empty. Its first row must name the columns.")
+    while not header[-1].strip():
+        header.pop()
+    yield number, header
+    places = [[name.strip() for name in header].index(name) for name in columns]
+    for number, row in cells:  # which may end early
+        yield number, [row[place] if place < len(row) else "" for place in places]
 
 
 def _read_spectra(path: Path, columns: list[str]) -> Iterator[Record]:
@@ -231,13 +241,25 @@ LISTS = (".smi", ".smiles", ".txt")
 OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
 
 
+class _Text(io.TextIOWrapper):
+    """A text without endless lines: a small compressed file may hold one of many gigabytes."""
+
+    def __next__(self) -> str:  # type: ignore[override] # as that of its base class does
+        line = self.readline(LONGEST_LINE)
+        if not line:
+            raise StopIteration
+        if len(line) == LONGEST_LINE:
+            raise InputError(f"{self.name} has a line of more than {LONGEST_LINE:,} characters.")
+        return line
+
+
 @contextmanager
 def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
     """Open a file as text, decompressed. Bytes that are not text become surrogates."""
     try:
         with io.BufferedReader(OPENERS.get(path.suffix.lower(), open)(path, "rb")) as raw:
             encoding = "utf-16" if raw.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-            with io.TextIOWrapper(raw, encoding=encoding, errors="surrogateescape", newline="") as text:
+            with _Text(raw, encoding=encoding, errors="surrogateescape", newline="") as text:
                 yield text
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -16,12 +17,11 @@ READ_SECONDS = 30.0  # for a client to read an answer that does not fit into buf
 class Connection(H11Protocol):
     """A connection that is refused beyond the limits, and closed if the client does not send or read in time."""
 
-    sending: asyncio.TimerHandle | None = None  # while the client has to send
-    reading: asyncio.TimerHandle | None = None  # while it has to read
     extra: dict[str, str] = {}  # noqa: RUF012 # headers of a refusal, set once
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.timers: dict[str, asyncio.TimerHandle] = {}  # while the client has to send, or to read
         host = self.client and self.client[0]
         others: Any = self.connections
         own = sum(other.client is not None and other.client[0] == host for other in others)
@@ -41,14 +41,15 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.reading = self.loop.call_later(READ_SECONDS, self.transport.abort)  # type: ignore[attr-defined] # sockets have it
+        self._set_timer("read", READ_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.reading = _cancel(self.reading)
+        self._set_timer("read")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.sending, self.reading = _cancel(self.sending), _cancel(self.reading)
+        self._set_timer("send")
+        self._set_timer("read")
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -66,9 +67,9 @@ class Connection(H11Protocol):
         """Run the timer while the client has to send headers, or the rest of a body that is answered already."""
         has_answer = self.cycle is not None and self.cycle.response_complete
         if self.conn.their_state is h11.IDLE or (has_answer and self.conn.their_state is h11.SEND_BODY):
-            self.sending = self.sending or self.loop.call_later(HEADER_SECONDS, self._give_up)
+            self._set_timer("send", HEADER_SECONDS, self._give_up)
         else:
-            self.sending = _cancel(self.sending)
+            self._set_timer("send")
 
     def _give_up(self) -> None:
         if self.conn.their_state is h11.IDLE:
@@ -76,7 +77,10 @@ class Connection(H11Protocol):
         else:
             self.transport.close()
 
-
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
+    def _set_timer(self, what: str, seconds: float = 0, end: Callable[[], None] | None = None) -> None:
+        """Start a timer, unless it runs; stop it if there is nothing to do at its end."""
+        if end is None:
+            if timer := self.timers.pop(what, None):
+                timer.cancel()
+        elif what not in self.timers:
+            self.timers[what] = self.loop.call_later(seconds, end)
