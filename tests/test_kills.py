@@ -46,12 +46,12 @@ def _be_victim(work, arguments, at, after, count):
 
 
 def run_victim(work, *arguments, at=None, after=False):
-    """Run a function in a process that dies at a step; return how many steps there were, 0 if it died."""
+    """Run a function in a process that dies at a step, if there are as many; return their number, 0 if it died."""
     count = CONTEXT.Value("i", 0)
     victim = CONTEXT.Process(target=_be_victim, args=(work, arguments, at, after, count))
     victim.start()
     victim.join(120)
-    assert victim.exitcode == (0 if at is None else -signal.SIGKILL), victim.exitcode
+    assert victim.exitcode in ([0] if at is None else [0, -signal.SIGKILL]), victim.exitcode
     return count.value
 
 
@@ -76,10 +76,9 @@ def test_a_build_that_was_killed_ends_with_the_same_bytes(tmp_path, options, mon
         "sort_by" in options
     )
     monkeypatch.setattr(builds, "CHUNK", 64)
-    for at, after in kills(steps, steps if thorough else 8):
+    for at, after in kills(steps, steps if thorough else 5):
         folder = tmp_path / f"{at}"
-        run_victim(_embed, folder, options, at=at, after=after)
-        tally("processes killed")
+        tally("processes killed", not run_victim(_embed, folder, options, at=at, after=after))
         index = embed(folder, **options)
         assert read_files(folder) == whole and index.head.verify(folder), (at, after)
         shutil.rmtree(folder)
@@ -112,10 +111,9 @@ def test_an_update_that_was_killed(tmp_path, tally, thorough):
     steps = run_victim(_update, tmp_path / "counted")
     states = before, before - set(GONE) | set(ADDED)
     assert read_texts(tmp_path / "counted") == states[1]
-    for at, after in kills(steps, steps if thorough else 8):
+    for at, after in kills(steps, steps if thorough else 5):
         folder = shutil.copytree(tmp_path / "old", tmp_path / f"{at}")
-        run_victim(_update, folder, at=at, after=after)
-        tally("processes killed")
+        tally("processes killed", not run_victim(_update, folder, at=at, after=after))
         assert read_texts(folder) in states, (at, after)
         _update(folder)
         assert read_texts(folder) == states[1] and not list(folder.glob(".*"))
@@ -128,13 +126,13 @@ def _save(folder):
 def test_a_save_that_was_killed(tmp_path, tally, thorough):
     old, folder = fitted(["aab", "abb", "bbb"]), tmp_path / "model"
     old.save(folder)
+    old.save(tmp_path / "other")
     steps = run_victim(_save, tmp_path / "other")
     answers = [old.predict(CELLS), Predictor.load(tmp_path / "other").predict(CELLS)]
     assert answers[0] != answers[1]
-    for at, after in kills(steps, steps if thorough else 8):
+    for at, after in kills(steps, steps if thorough else 5):
         old.save(folder)
-        run_victim(_save, folder, at=at, after=after)
-        tally("processes killed")
+        tally("processes killed", not run_victim(_save, folder, at=at, after=after))
         assert Predictor.load(folder).predict(CELLS) in answers, (at, after)
 
 
@@ -153,10 +151,9 @@ def list_arguments(folder, out):
 
 def test_a_fit_that_was_killed(tmp_path, tally, thorough):
     steps, whole = run_victim(_fit, tmp_path, tmp_path / "whole"), Predictor.load(tmp_path / "whole", "cpu")
-    for at, after in kills(steps, steps if thorough else 4):
+    for at, after in kills(steps, steps if thorough else 2):
         out = tmp_path / f"model{at}"
-        run_victim(_fit, tmp_path, out, at=at, after=after)
-        tally("processes killed")
+        tally("processes killed", not run_victim(_fit, tmp_path, out, at=at, after=after))
         if out.exists():
             Predictor.load(out, "cpu")
         run_victim(_fit, tmp_path, out)

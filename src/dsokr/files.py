@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import scipy.sparse as sp
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from torch import Tensor
 
 from dsokr.errors import DSOKRError, InputError, ModelFolderError
@@ -59,19 +60,18 @@ def replace_file(path: Path) -> Iterator[Path]:
     """
     place = path.resolve()
     draft = _name_beside(place, DRAFT)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        draft.touch()
-        with _hold(draft):
-            yield draft
-        sync(draft)
-        os.replace(draft, place)
-        sync(place.parent)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        with suppress(OSError):  # in its place already, or never written
-            draft.unlink()
+    with _explain_failure(path):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            draft.touch()
+            with _hold(draft):
+                yield draft
+                sync(draft)
+                os.replace(draft, place)
+            sync(place.parent)
+        finally:
+            with suppress(OSError):  # in its place already, or never written
+                draft.unlink()
 
 
 @contextmanager
@@ -81,24 +81,37 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     On Linux there is a whole folder at this place at every moment. Elsewhere a crash between two renames leaves the old
     one beside it, and the next call puts it back. If ``folder`` is a symbolic link, what it names is replaced.
     """
-    folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for old in folder.parent.glob(f"{OLD}*-{glob.escape(folder.name)}"):
-        if not folder.exists():
-            os.replace(old, folder)
-    draft = _name_beside(folder, DRAFT)
+    place = folder.resolve()
+    with _explain_failure(folder):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        for old in place.parent.glob(f"{OLD}*-{glob.escape(place.name)}"):
+            if not place.exists():
+                os.replace(old, place)
+        draft = _name_beside(place, DRAFT)
+        try:
+            draft.mkdir(mode=0o755)
+            with _hold(draft):
+                yield draft
+                for file in draft.rglob("*"):
+                    file.chmod(0o755 if file.is_dir() else 0o644)  # safetensors writes private files
+                    sync(file)
+                sync(draft)
+                _exchange(draft, place)
+            sync(place.parent)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _explain_failure(path: Path) -> Iterator[None]:
+    """Say in one sentence why a file cannot be written. FAISS and torch raise RuntimeError if the disk is full."""
     try:
-        draft.mkdir(mode=0o755)
-        with _hold(draft):
-            yield draft
-        for file in draft.rglob("*"):
-            file.chmod(0o755 if file.is_dir() else 0o644)  # safetensors writes private files
-            sync(file)
-        sync(draft)
-        _exchange(draft, folder)
-        sync(folder.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        yield
+    except DSOKRError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise InputError(f"{path} cannot be written: {reason.rstrip('.')}.") from error
 
 
 def _name_beside(path: Path, begin: str) -> Path:

@@ -178,11 +178,11 @@ def _read_sheet(path: Path, columns: list[str]) -> Iterator[Record]:
     """Read the first sheet of a workbook; formulas have the values that were saved with them."""
     openpyxl = import_extra("openpyxl", "tables")
     try:
-        with zipfile.ZipFile(path) as packed:
-            if (size := sum(part.file_size for part in packed.infolist())) > LARGEST_BOOK:
+        with path.open("rb") as file:
+            if (size := sum(part.file_size for part in zipfile.ZipFile(file).infolist())) > LARGEST_BOOK:
                 raise InputError(f"{path} unpacks to {size:,} bytes, which is too much: save it as CSV.")
-        with closing(openpyxl.load_workbook(path, read_only=True, data_only=True)) as book:
-            yield from _read_book(path, book, columns)
+            with closing(openpyxl.load_workbook(file, read_only=True, data_only=True)) as book:
+                yield from _read_book(path, book, columns)
     except InputError:
         raise
     except Exception as error:  # of many kinds: a workbook is a zip file of XML files

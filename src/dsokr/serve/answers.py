@@ -145,15 +145,13 @@ def _run_network(model: Any, inputs: list[str]) -> Tensor:  # (n, p)
 
 def _rank(index: Index, questions: Sequence[Any], z: list[Tensor], notes: list[str], trust: Trust | None) -> list[Any]:
     """Search for all questions by one rule at once; those with conditions are searched alone, and not calibrated."""
-    answers, conditions = {}, list(map(list_conditions, questions))
-    for key in {(question.rule, at if conditions[at] else -1) for at, question in enumerate(questions)}:
-        rule, alone = key
-        among = (at for at, question in enumerate(questions) if question.rule == rule and not conditions[at])
-        chosen = [alone] if alone >= 0 else list(among)
-        judge = trust if trust is not None and rule == trust.rule and alone < 0 else None
-        k = max(questions[at].k for at in chosen)
-        k, wanted = k if judge is None else max(k, judge.k), conditions[alone] if alone >= 0 else ()
-        ranking = index.search(torch.cat([z[at] for at in chosen]), k, rule, wanted)
+    answers, groups, conditions = {}, dict[Any, list[int]](), list(map(list_conditions, questions))
+    for at, question in enumerate(questions):
+        groups.setdefault((question.rule, at if conditions[at] else -1), []).append(at)
+    for (rule, _), chosen in groups.items():
+        wanted, k = conditions[chosen[0]], max(questions[at].k for at in chosen)
+        judge = trust if trust is not None and rule == trust.rule and not wanted else None
+        ranking = index.search(torch.cat([z[at] for at in chosen]), max(k, judge.k if judge else 0), rule, wanted)
         sizes = [len(z[at]) for at in chosen]
         for at, *part in zip(chosen, *(columns.split(sizes) for columns in ranking), strict=True):
             answers[at] = list(_describe(index, questions[at], z[at], Ranking(*part), judge)), z[at], notes

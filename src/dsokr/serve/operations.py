@@ -162,6 +162,7 @@ class Desk:
     ):
         self.app, self.metrics, self.paths, self.keys, self.limits = app, metrics, paths, keys, limits
         self.hosts, self.rates = hosts, Rates()
+        self.too_large = f"The body is too large: the limit is {limits.body_bytes:,} bytes."
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -184,7 +185,7 @@ class Desk:
         answer = self._refuse(scope, headers, key, client) or self.app
         try:
             with self.metrics.active.track_inprogress():
-                await answer(scope, self._limit(headers, receive), send_with_headers)
+                await answer(scope, self._limit(receive), send_with_headers)
         finally:
             self._record(scope, client, status, time.perf_counter() - start)
 
@@ -201,6 +202,8 @@ class Desk:
         if not probes and not scope["state"]["known"]:
             sentence = "Send a key that the server knows, with the header Authorization: Bearer KEY."
             return problem(401, sentence, headers={"WWW-Authenticate": 'Basic realm="dsokr"', **CLOSE})
+        if int(headers.get("content-length", 0)) > self.limits.body_bytes:
+            return problem(413, self.too_large, headers=CLOSE)
         return None
 
     def _knows(self, host: str) -> bool:
@@ -208,28 +211,22 @@ class Desk:
         ends = tuple(known[1:] for known in self.hosts if known.startswith("*"))
         return bool(LOCAL.fullmatch(name)) or name in self.hosts or (bool(ends) and name.endswith(ends))
 
-    def _limit(self, headers: Headers, receive: Receive) -> Receive:
+    def _limit(self, receive: Receive) -> Receive:
         """Receive a body, unless it is too large or too slow."""
-        size, deadline = int(headers.get("content-length", 0)), time.monotonic() + self.limits.seconds
-        received = 0
+        received, deadline = 0, time.monotonic() + self.limits.seconds
 
         async def receive_within_limits() -> Message:
             nonlocal received
-            self._check_size(size)
             try:
                 message = await asyncio.wait_for(receive(), deadline - time.monotonic())
             except TimeoutError:
                 raise HTTPException(408, "The request took too long to arrive.", CLOSE) from None
             received += len(message.get("body", b""))
-            self._check_size(received)
+            if received > self.limits.body_bytes:
+                raise HTTPException(413, self.too_large, CLOSE)
             return message
 
         return receive_within_limits
-
-    def _check_size(self, size: int) -> None:
-        if size > self.limits.body_bytes:
-            sentence = f"The body is too large: the limit is {self.limits.body_bytes:,} bytes."
-            raise HTTPException(413, sentence, CLOSE)
 
     def _record(self, scope: Scope, client: str, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in self.paths else "other"
