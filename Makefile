@@ -32,7 +32,7 @@ test-slow: setup
 
 trust: setup  # every fault, kill and flip, and many fuzz cases; the counts go to results/trust
 	rm -f results/trust/counts.jsonl
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "slow or not slow" --tally results/trust/counts.jsonl \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "slow or not slow" --thorough --tally results/trust/counts.jsonl \
 	  tests/test_damage.py tests/test_disks.py tests/test_faults.py tests/test_fuzz.py tests/test_kills.py
 
 bench: setup

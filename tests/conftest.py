@@ -27,13 +27,14 @@ def global_random_state_untouched():
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tally", type=Path, help="append counts of what was tried to this file, and try everything")
+    parser.addoption("--tally", type=Path, help="append counts of what was tried to this file")
+    parser.addoption("--thorough", action="store_true", help="try every fault, kill and flip, not a sample")
 
 
 @pytest.fixture
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether to try everything, which takes minutes, or a sample."""
-    return request.config.getoption("--tally") is not None
+    return request.config.getoption("--thorough")
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class TestReplace:
             assert path.exists() == (old is not None) and draft.parent == path.parent
         assert path.read_text() == "new" and names(path.parent) == ["file"]
 
-    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
     def test_an_error_keeps_the_old_file(self, tmp_path, error):
         (tmp_path / "file").write_text("old")
         with pytest.raises(error), replace_file(tmp_path / "file") as draft:
@@ -130,7 +130,7 @@ class TestReplace:
             move(*paths)
 
         monkeypatch.setattr(os, "replace", replace)
-        with suppress(OSError), replace_folder(tmp_path / "model") as draft:
+        with suppress(InputError), replace_folder(tmp_path / "model") as draft:
             (draft / "new").touch()
         assert names(tmp_path / "model") == (["old"] if fails else ["new"]) and names(tmp_path) == ["model"]
 
