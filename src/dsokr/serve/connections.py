@@ -26,6 +26,7 @@ class Connection(H11Protocol):
         others: Any = self.connections
         own = sum(other.client is not None and other.client[0] == host for other in others)
         if len(self.connections) > CONNECTIONS or own > OF_CLIENT:
+            self.connections.discard(self)  # at once: many may be made before the first of them is closed
             self.refuse(503, "There are too many connections. Try again in a second.")
         else:
             self._await_headers()
