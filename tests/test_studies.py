@@ -458,9 +458,12 @@ DATA = {
 }
 
 
+SLOW = ("smi2mol", "chebi20", "fingerprint2graph")  # read all of their data
+
+
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in ("smi2mol", "chebi20") else []) for name in STUDIES],
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in STUDIES],
 )
 def test_the_published_results_are_not_computed_again(name, monkeypatch):
     """Whatever changes in a study must not change the keys of rows that took hours to compute."""
