@@ -90,7 +90,7 @@ class Crossover:
             cells = np.bincount(node * (FREQUENT + 1) + columns, rows.values, len(rows) * (FREQUENT + 1))
             parts.append(np.concatenate([sums, cells.reshape(-1, FREQUENT + 1)], axis=1).astype(np.float32))
         sums = pieces.sum(np.concatenate(parts, axis=1))
-        return sums.reshape(len(sums), len(parts), -1)
+        return sums.reshape(len(sums), len(parts), sums.shape[1] // len(parts))
 
     def _estimate(self, owner: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:  # (len(a), len(b))
         terms, rule = self.objective.terms, self.objective.rule
