@@ -55,7 +55,12 @@ def search(folder: str | None, candidates: int, count: int, m: int) -> None:
     embedded = EmbeddedOutputs(basis, known)
     GraphSearch(rule="kernel").decode(basis, z[:2], embedded)  # compile, and embed the candidates
     print(f"{source}, {count} molecules, {candidates:,} candidates, m = {m}, one thread")
-    for rule, beam, budget in (("kernel", 4, 2_000), ("kernel", 8, 4_000), ("projected", 8, 4_000), ("kernel", 16, 8_000)):
+    for rule, beam, budget in (
+        ("kernel", 4, 2_000),
+        ("kernel", 8, 4_000),
+        ("projected", 8, 4_000),
+        ("kernel", 16, 8_000),
+    ):
         decoder = GraphSearch(rule=rule, starts=beam, beam=beam, budget=budget)
         start = time.process_time()
         found = decoder.decode(basis, z, embedded)
@@ -79,7 +84,9 @@ def search_by_size(folder: str | None, count: int, m: int, pieces: int, beam: in
     embedded, domain = EmbeddedOutputs(basis, known), LabelledGraphs.like(known)
     decoder = GraphSearch(domain, "projected", beam=beam, budget=budget, pieces=pieces)
     decoder.decode(basis, basis.embed(known[:2]), embedded)  # compile, and embed the candidates
-    print(f"ChEBI-20, {count} molecules of each size, {len(known):,} candidates, p = {basis.dim}, one thread, {decoder.beam=}")
+    print(
+        f"ChEBI-20, {count} molecules of each size, {len(known):,} candidates, p = {basis.dim}, one thread, {decoder.beam=}"
+    )
     for size in SIZES:
         rows = np.random.default_rng(0).permutation(tested[sizes[tested] == size])[:count]
         truth = graphs[rows]
@@ -87,9 +94,14 @@ def search_by_size(folder: str | None, count: int, m: int, pieces: int, beam: in
         start = time.process_time()
         found = decoder.decode(basis, z, embedded)
         each = (time.process_time() - start) / len(rows)
-        proved = decoder.prove(basis, z, found.scores).double().mean().item()  # the truth has the score 0, none has more
+        proved = (
+            decoder.prove(basis, z, found.scores).double().mean().item()
+        )  # the truth has the score 0, none has more
         listed = embedded.top(z, 1, "projected").scores[:, 0]
-        right = [list(LARGE.features([a]).rows()) == list(LARGE.features([b]).rows()) for a, b in zip(found.outputs, truth, strict=True)]
+        right = [
+            list(LARGE.features([a]).rows()) == list(LARGE.features([b]).rows())
+            for a, b in zip(found.outputs, truth, strict=True)
+        ]
         print(
             f"  {size} atoms, {len(rows)}: {each:5.2f} s a molecule, {np.mean(right):.1%} exact, {proved:.1%} proved, "
             f"distance {-found.scores.mean().item():.4f}, of the best candidate {-listed.mean().item():.4f}",

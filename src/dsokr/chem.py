@@ -202,8 +202,8 @@ def _encode_atom(atom: Any) -> int:
 def stereo_smiles(graph: Graph) -> str | None:
     """Return the canonical SMILES of a graph of :func:`stereo_graphs`, or None if it is no molecule.
 
-    Stereochemistry that the molecule cannot have is left out. Hydrogens fill the valences of atoms; an aromatic nitrogen
-    has one if the ring needs it.
+    Stereochemistry that the molecule cannot have is left out. Hydrogens fill the valences of atoms; an aromatic
+    nitrogen has one if the ring needs it.
 
     >>> stereo_smiles(stereo_graphs(["C[C@H](N)/C=C/c1ccc[nH]1"])[0])
     'C[C@H](N)/C=C/c1ccc[nH]1'
