@@ -20,6 +20,7 @@ from torch import Generator, Tensor
 
 from dsokr import kernels, sketches
 from dsokr.basis import sketch_span
+from dsokr.decoders import GraphSearch
 from dsokr.ensemble import COMBINATIONS, combine_scores
 from dsokr.metrics import retrieval_of
 from dsokr.outputs import keys
@@ -27,6 +28,7 @@ from dsokr.regressors import Training
 from dsokr.rules import RULES
 from studies import chebi20_models as models
 from studies.baselines.contrastive import MoleculeMLP
+from studies.chebi20_generation import Generation, run_generation
 from studies.chebi20_tables import COLUMNS, draw, tabulate
 from studies.data.chebi20 import Descriptions, describe_molecules, load_chebi20
 from studies.results import Row
@@ -52,6 +54,7 @@ class Chebi20Config:
     learner: str = "ours, two tanimotos"  # the method of the learning curve
     patient: tuple[str, ...] = ("CMAM, MLP", "DSOKR, SubSample", "ours, two tanimotos")  # also trained for longer, once
     long_epochs: int | None = 50  # as many as in the paper
+    generation: Generation | None = None  # molecules that are not from a list
     n_train: int | None = None  # None: all
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
@@ -95,6 +98,7 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     training=replace(TRAINING, epochs=10, precision="32-true"),
     sizes=(10, 100),
     rich_sizes=(100, 500),
+    generation=Generation(sketch=sketches.SubSample(500), n_test=300),
 )
 QUICK = Chebi20Config(
     encoder=models.WORDS,
@@ -116,6 +120,7 @@ QUICK = Chebi20Config(
     shares=(1 / 2,),
     learner="ours, cosine + tanimoto",
     long_epochs=2,
+    generation=Generation(sketch=sketches.SubSample(40), n_test=10, search=GraphSearch(beam=8, budget=2_000, pieces=8)),
     generated=True,
 )
 
@@ -139,6 +144,8 @@ def run(config: Chebi20Config, session: Session) -> None:
     for name, members in config.ensembles.items():
         if config.encoder == [*members][-1]:  # else other encoders are still to come
             run_ensemble(config, name, task, session)
+    if config.generation is not None:
+        run_generation(config.generation, task, config.training, config.rates[-1], config.seeds[0], session)
 
 
 def load_task(config: Chebi20Config, session: Session) -> models.TextTask:

@@ -9,7 +9,7 @@ from torch import Generator
 
 from dsokr import DSOKR, Graph, kernels, sketch_basis, sketches
 from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, Molecules, Neighbors
-from dsokr.decoders.graphs import Objective, split_terms
+from dsokr.decoders.objective import Objective, split_terms
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import NSPD, ShortestPath, WeisfeilerLehman
@@ -107,7 +107,8 @@ def test_scores_are_those_of_the_basis(kernel, parents, near):
     anchors = GraphBatch.of(molecules.generate(30, seed=5, max_atoms=7))
     basis = sketch_basis(kernel, anchors, sketches.SubSample(20), generator=Generator().manual_seed(0))
     z = basis.embed(parents) + 0.1
-    objective = Objective.of(tuple(split_terms(kernel, GraphBatch.of(basis.anchors))), basis, z)
+    terms = tuple(split_terms(kernel, GraphBatch.of(basis.anchors)))
+    objective = Objective.of(basis, terms, "kernel", z).select(0, len(z))
     scores, names = objective.score(near.origins, near.graphs)
     truth = basis.score(z, near.graphs)[near.origins, np.arange(len(near.origins))].numpy()
     np.testing.assert_allclose(scores, truth, rtol=1e-5, atol=1e-5)  # weights are in single precision

@@ -14,6 +14,7 @@ from dsokr.errors import InputError
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.kernels import ShortestPath, WeisfeilerLehman
 from dsokr.metrics import edit_distance
+from dsokr.rules import RULES
 from studies.data.coloring import draw_maps
 
 nx = pytest.importorskip("networkx")
@@ -99,6 +100,60 @@ def test_the_search_finds_the_five_best_of_all_small_graphs(domain):
     found = GraphSearch(domain, "kernel").best(basis, z, EmbeddedOutputs(basis, known), 5)
     best = basis.score(z, everything).sort(dim=1, descending=True).values[:, :5]
     torch.testing.assert_close(torch.stack([one.scores for one in found]), best, rtol=0, atol=1e-5)
+
+
+def list_atlas(domain: LabelledGraphs) -> list[Graph]:
+    """All graphs of a domain of up to seven nodes, once each, from the atlas of NetworkX with labels on the nodes."""
+    found = []
+    for network in nx.graph_atlas_g()[1:]:
+        n = len(network)
+        if n > domain.max_nodes:
+            break
+        edges = tuple((i, j, 1) for i, j in network.edges)
+        symmetries = [
+            [turn[i] for i in range(n)] for turn in nx.isomorphism.GraphMatcher(network, network).isomorphisms_iter()
+        ]
+        for labels in product(domain.labels, repeat=n):
+            first = all(labels <= tuple(labels[i] for i in turn) for turn in symmetries)
+            if first and is_inside(domain, graph := Graph(labels, edges)):
+                found.append(graph)
+    return found
+
+
+def test_the_atlas_lists_the_graphs_that_brute_force_finds():
+    for domain in DOMAINS[:2]:
+        assert {canonical(graph) for graph in list_atlas(domain)} == all_graphs(domain).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("domain", "pieces"),
+    [
+        (LabelledGraphs((0, 1), max_nodes=6), 0),
+        (LabelledGraphs((0, 1), max_nodes=6), 16),
+        (LabelledGraphs((0, 1), max_nodes=6, planar=True), 0),
+        (LabelledGraphs((0, 1), max_nodes=6, max_degree=(3, 2)), 16),
+        (LabelledGraphs((0, 1, 2), max_nodes=6, proper=True), 16),
+    ],
+    ids=str,
+)
+def test_the_search_agrees_with_all_graphs_of_up_to_six_nodes(domain, rule, pieces):
+    everything = list_atlas(domain)
+    kernel = WeisfeilerLehman(2).normalized() + 0.01 * ShortestPath()
+    order = np.random.default_rng(0).permutation(len(everything))
+    known = [everything[i] for i in order[:200]]
+    basis = sketch_basis(kernel, known, sketches.Full(), generator=Generator())
+    z = basis.embed([everything[i] for i in order[200:300]])
+    noise = torch.randn(z.shape, generator=Generator().manual_seed(0), dtype=z.dtype)
+    z[50:] += 0.3 * noise[50:] / z.shape[1] ** 0.5
+    search = GraphSearch(domain, rule, beam=16, budget=20_000, pieces=pieces)
+    found = search.decode(basis, z, EmbeddedOutputs(basis, known))
+    best = basis.score(z, everything, rule).amax(dim=1)
+    assert (found.scores <= best + 1e-9).all()
+    assert (found.scores >= best - 1e-6).double().mean() >= 0.99, (found.scores < best - 1e-6).sum()
+    proved = search.prove(basis, z, found.scores)
+    assert (found.scores[proved] >= best[proved] - 1e-6).all() and (rule == "kernel" or proved[:50].all())
 
 
 def test_planar_is_what_networkx_says():

@@ -9,6 +9,7 @@ neighbour that can give up its only hydrogen (nitro groups, azides, isonitriles 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ Size = tuple[int, int]
 BONDS = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
 ORDERS = {bond: order for order, bond in BONDS.items()}
 CHARGES = (0, 1, -1)  # tried in this order
+FILLED = {5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 53}  # elements whose valences hydrogens fill
+SIDES = {2: Chem.BondStereo.STEREOCIS, 3: Chem.BondStereo.STEREOTRANS}  # Z and E by RDKit's numbers
 HANDS = ("", "R", "S", "r", "s")  # RDKit's names of the handedness of a stereocentre
 
 
@@ -194,6 +197,81 @@ def stereo_graphs(smiles: Sequence[str]) -> list[Graph]:
 def _encode_atom(atom: Any) -> int:
     hand = atom.GetProp("_CIPCode") if atom.HasProp("_CIPCode") else ""
     return (atom.GetAtomicNum() * 256 + atom.GetFormalCharge() + 128) * 8 + HANDS.index(hand)
+
+
+def stereo_smiles(graph: Graph) -> str | None:
+    """Return the canonical SMILES of a graph of :func:`stereo_graphs`, or None if it is no molecule.
+
+    Stereochemistry that the molecule cannot have is left out. Hydrogens fill the valences of atoms; an aromatic
+    nitrogen has one if the ring needs it.
+
+    >>> stereo_smiles(stereo_graphs(["C[C@H](N)/C=C/c1ccc[nH]1"])[0])
+    'C[C@H](N)/C=C/c1ccc[nH]1'
+    """
+    with BlockLogs():
+        mol = _build_stereo_mol(graph)
+        if mol is None:
+            return None
+        hands = [HANDS[label & 7] if label & 7 < len(HANDS) else "" for label in graph.labels]
+        bonds = [(mol.GetBondBetweenAtoms(i, j), label & 7) for i, j, label in graph.edges]
+        _set_sides(mol, [(bond, side) for bond, side in bonds if side in SIDES])
+        for _ in range(2):  # the name of one centre can depend on others
+            _set_hands(mol, hands)
+        text = Chem.MolToSmiles(mol)
+        return text if Chem.MolFromSmiles(text) is not None else None
+
+
+def _build_stereo_mol(graph: Graph) -> Any:
+    """Return the sanitised molecule without stereochemistry; None if there is none."""
+    mol = Chem.RWMol()
+    for label in graph.labels:
+        atom = Chem.Atom(label >> 11)
+        atom.SetFormalCharge((label >> 3 & 255) - 128)
+        atom.SetNoImplicit(label >> 11 not in FILLED)
+        mol.AddAtom(atom)
+    for i, j, label in graph.edges:
+        kind = Chem.BondType.values[label >> 3]
+        mol.AddBond(i, j, kind)
+        if kind == Chem.BondType.AROMATIC:
+            for part in (mol.GetBondBetweenAtoms(i, j), mol.GetAtomWithIdx(i), mol.GetAtomWithIdx(j)):
+                part.SetIsAromatic(True)
+    return _sanitize(mol)
+
+
+def _sanitize(mol: Any) -> Any:
+    """Sanitise; where a ring has no Kekulé form, with hydrogens on up to two of its nitrogens."""
+    may = [a.GetIdx() for a in mol.GetAtoms() if a.GetIsAromatic() and a.GetAtomicNum() == 7 and a.GetDegree() == 2]
+    for chosen in chain([()], combinations(may[:8], 1), combinations(may[:8], 2)):
+        trial = Chem.Mol(mol)
+        for at in chosen:
+            trial.GetAtomWithIdx(at).SetNumExplicitHs(1)
+        if Chem.SanitizeMol(trial, catchErrors=True) == Chem.SanitizeFlags.SANITIZE_NONE:
+            return trial
+    return None
+
+
+def _set_hands(mol: Any, hands: Sequence[str]) -> None:
+    """Give stereocentres the handedness R or S, by trial."""
+    for atom, hand in zip(mol.GetAtoms(), hands, strict=True):
+        for tag in (Chem.ChiralType.CHI_TETRAHEDRAL_CW, Chem.ChiralType.CHI_TETRAHEDRAL_CCW) if hand else ():
+            atom.SetChiralTag(tag)
+            Chem.AssignStereochemistry(mol, cleanIt=False, force=True)
+            if atom.HasProp("_CIPCode") and atom.GetProp("_CIPCode") == hand:
+                break
+        else:
+            if hand and not atom.HasProp("_CIPCode"):
+                atom.SetChiralTag(Chem.ChiralType.CHI_UNSPECIFIED)
+
+
+def _set_sides(mol: Any, bonds: Sequence[tuple[Any, int]]) -> None:
+    """Give double bonds the geometry E or Z: where the neighbours of highest rank are."""
+    Chem.AssignStereochemistry(mol, cleanIt=False, force=True, flagPossibleStereoCenters=True)
+    for bond, side in bonds:
+        ends = ((bond.GetBeginAtom(), bond.GetEndAtomIdx()), (bond.GetEndAtom(), bond.GetBeginAtomIdx()))
+        around = [[n for n in own.GetNeighbors() if n.GetIdx() != other] for own, other in ends]
+        if all(around):
+            bond.SetStereoAtoms(*(max(own, key=lambda n: int(n.GetProp("_CIPRank"))).GetIdx() for own in around))
+            bond.SetStereo(SIDES[side])
 
 
 def _ends(bond: Any) -> tuple[int, int]:

@@ -129,6 +129,15 @@ class Decoder(ABC):
             counts.append(count_in_blocks(blocks, limits))
         return torch.cat(counts)
 
+    def prove(self, basis: SketchedBasis, z: Any, scores: Tensor) -> Tensor:  # (n,)
+        """Whether no output at all can score better than ``scores`` (n,), those of answers to the rows of z (n, p).
+
+        True where a score reaches its upper bound: ‖z‖² by the rule "kernel", 0 by "projected", ‖z‖ by "cosine". An
+        answer without this proof may still be the best.
+        """
+        z = basis.check_coordinates(z)
+        return scores.to(z) >= bound_scores(z, self.scoring_rule()) - tolerate(z)
+
     def _list_best(
         self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int
     ) -> tuple[np.ndarray, np.ndarray]:  # (m,), (m,)
@@ -184,6 +193,17 @@ def _check_scores(scores: Tensor) -> Tensor:
     if scores.isnan().any():
         raise InputError("Scores overflow double precision: the predicted coordinates are too large.")
     return scores
+
+
+def bound_scores(z: Tensor, rule: Rule) -> Tensor:  # (n,)
+    """The largest score that any output can have: by Cauchy-Schwarz, and because k(y, y) ≥ ‖ψ̃(y)‖²."""
+    squared = torch.linalg.vecdot(z, z)
+    return {"kernel": squared, "projected": torch.zeros_like(squared), "cosine": squared.sqrt()}[rule]
+
+
+def tolerate(z: Tensor) -> Tensor:  # (n,)
+    """The rounding error of scores."""
+    return 1e-9 * (1 + torch.linalg.vecdot(z, z))
 
 
 def combine_anchors(basis: SketchedBasis, z: Tensor) -> Tensor:  # (n, p) -> (n, r)

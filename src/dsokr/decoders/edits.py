@@ -27,6 +27,7 @@ class Domain(NamedTuple):
     proper: bool = False  # bonds join different elements only
     dense: bool = False  # atoms with several bonds may come and go at once
     rearranged: bool = False
+    stars: np.ndarray = np.empty(0, np.uint64)  # sorted names of the stars that an atom can have; none: valences decide
 
 
 class Molecule(NamedTuple):
@@ -46,10 +47,11 @@ def list_edits(molecule: Molecule) -> None:
     _replace(molecule)
     _change_pair(molecule)
     _move_bond(molecule)
-    _shift_order(molecule)
-    _cross(molecule)
     _remove(molecule)
-    _turn(molecule)
+    if not len(molecule.domain.stars):  # too many, or about the orders of bonds
+        _shift_order(molecule)
+        _cross(molecule)
+        _turn(molecule)
     has_room = molecule.n < molecule.domain.max_atoms
     if has_room:
         _add(molecule)

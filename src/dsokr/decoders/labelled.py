@@ -1,19 +1,23 @@
 """Labelled graphs of any kind as a domain to search."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from dsokr.decoders.edits import Domain
 from dsokr.decoders.moves import Neighbors, edit_graphs
+from dsokr.decoders.pieces import name_stars
 from dsokr.errors import InputError, check_fields
-from dsokr.graphs import GraphBatch
+from dsokr.graphs import Graph, GraphBatch, starts_of
 
 
 @dataclass(frozen=True)
 class LabelledGraphs:
     """Graphs of up to ``max_nodes`` nodes with the given labels on nodes and edges; connected or not, planar or not.
 
+    If ``stars`` are given, every node must have one of them: a label and the sorted labels of its edges, see ``like``.
     ``max_degree`` bounds the edges of a node, one number for all nodes or one for each of the labels. In ``proper``
     graphs edges join nodes of different labels only.
 
@@ -34,6 +38,26 @@ class LabelledGraphs:
     planar: bool = False
     proper: bool = False
     max_degree: int | tuple[int, ...] | None = None
+    stars: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @classmethod
+    def like(cls, graphs: GraphBatch | Sequence[Graph], max_nodes: int | None = None) -> "LabelledGraphs":
+        """The graphs whose nodes all look like nodes of the given ones: same label, same labels of edges.
+
+        This is a domain of molecules, with charges, aromatic bonds and stereochemistry in the labels, that needs no
+        rules of chemistry: ``max_nodes`` is that of the given graphs, unless it is given.
+
+        >>> water, ethanol = Graph((8,)), Graph((6, 6, 8), ((0, 1, 1), (1, 2, 1)))
+        >>> LabelledGraphs.like([water, ethanol]).stars
+        ((6, (1,)), (6, (1, 1)), (8, ()), (8, (1,)))
+        """
+        batch = GraphBatch.of(graphs)
+        labels, edges = (_order(values) for values in (batch.labels, batch.edge_labels))
+        _, first = np.unique(name_stars(batch), return_index=True)
+        ends = ((v, batch.edge_labels[batch.indptr[v] : batch.indptr[v + 1]]) for v in first)
+        stars = sorted((int(batch.labels[v]), tuple(sorted(around.tolist()))) for v, around in ends)
+        most = int(np.diff(batch.offsets).max(initial=1)) if max_nodes is None else max_nodes
+        return cls(labels, edges or (1,), most, stars=tuple(stars))
 
     def __post_init__(self) -> None:
         check_fields(self, labels="(-inf, inf)", edge_labels="(-inf, inf)")
@@ -56,12 +80,46 @@ class LabelledGraphs:
         )
         return Neighbors(found, near.origins)
 
+    def contains(self, graphs: GraphBatch) -> np.ndarray:  # (graphs,)
+        """Which of the graphs that the pieces of two graphs of the domain make are in the domain."""
+        small = np.diff(graphs.offsets) <= self.max_nodes
+        if not self.proper:
+            return small
+        equal = np.repeat(graphs.labels, graphs.degrees()) == graphs.labels[graphs.neighbors]
+        return small & (np.diff(starts_of(equal)[graphs.indptr[graphs.offsets]]) == 0)
+
+    @cached_property
+    def star_names(self) -> np.ndarray:  # (stars,) uint64, sorted
+        return self._name_stars(self.labels, self.edge_labels)
+
+    def _name_stars(self, labels: Sequence[int], edge_labels: Sequence[int]) -> np.ndarray:
+        """The stars' names if nodes and edges have these labels instead."""
+        node, edge = (
+            dict(zip(own, new, strict=True)) for own, new in ((self.labels, labels), (self.edge_labels, edge_labels))
+        )
+        graphs = [
+            Graph((node[label], *(0 for _ in ends)), tuple((0, i, edge[e]) for i, e in enumerate(ends, start=1)))
+            for label, ends in self.stars
+        ]
+        batch = GraphBatch.of(graphs)
+        return np.unique(name_stars(batch)[batch.offsets[:-1]]) if graphs else np.empty(0, np.uint64)
+
     def _describe(self) -> Domain:
         most = self.max_nodes if self.max_degree is None else self.max_degree
         costs = (np.arange(len(self.edge_labels) + 1) > 0).astype(np.int64)
         limits = np.broadcast_to(most, len(self.labels)).astype(np.int64)
         nodes = np.arange(1, len(self.labels) + 1)
-        return Domain(nodes, limits, costs, self.max_nodes, self.connected, self.planar, self.proper, dense=True)
+        stars = self._name_stars(range(1, len(nodes) + 1), range(1, len(costs)))
+        dense = not self.stars
+        return Domain(
+            nodes, limits, costs, self.max_nodes, self.connected, self.planar, self.proper, dense, stars=stars
+        )
+
+
+def _order(labels: np.ndarray) -> tuple[int, ...]:
+    """The different labels, the most frequent first."""
+    own, counts = np.unique(labels, return_counts=True)
+    return tuple(own[np.argsort(-counts, kind="stable")].tolist())
 
 
 def _encode(labels: np.ndarray, known: tuple[int, ...], of: str) -> np.ndarray:

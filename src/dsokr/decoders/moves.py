@@ -7,9 +7,11 @@ import numpy as np
 
 from dsokr.compute import compiled
 from dsokr.decoders.edits import WIDTH, Domain, Molecule, list_edits
+from dsokr.decoders.pieces import has_star
 from dsokr.decoders.planarity import is_planar
 from dsokr.errors import InputError, check_fields
 from dsokr.graphs import GraphBatch
+from dsokr.kernels.hashing import mix
 
 HIGHEST = 3  # bond order
 
@@ -19,6 +21,9 @@ class Neighbors(NamedTuple):
 
     graphs: GraphBatch
     origins: np.ndarray  # (graphs,)
+
+    def take(self, at: np.ndarray) -> "Neighbors":
+        return Neighbors(self.graphs[at], self.origins[at])
 
 
 @runtime_checkable
@@ -57,6 +62,10 @@ class Molecules:
         elements, valences = np.array(self.valences, np.int64).T.copy()
         domain = Domain(elements, valences, np.arange(HIGHEST + 1), self.max_atoms, rearranged=rearranged)
         return edit_graphs(graphs, domain)
+
+    def contains(self, graphs: GraphBatch) -> np.ndarray:  # (graphs,)
+        """Which of the graphs that two molecules' pieces make are small enough."""
+        return np.diff(graphs.offsets) <= self.max_atoms
 
 
 def edit_graphs(graphs: GraphBatch, domain: Domain) -> Neighbors:
@@ -134,10 +143,13 @@ def _differs(trial: np.ndarray, i: int) -> bool:
 
 @compiled
 def _keeps_valence(domain: Domain, trial: np.ndarray, i: int) -> bool:
-    total = 0
+    total, around = 0, np.uint64(0)
     for j in range(len(trial)):
-        if j != i:
+        if j != i and trial[i, j]:
             total += domain.costs[trial[i, j]]
+            around += mix(trial[i, j])
+    if len(domain.stars) and trial[i, i]:
+        return has_star(domain.stars, trial[i, i], around)
     for k in range(len(domain.elements)):
         if domain.elements[k] == trial[i, i]:
             return total <= domain.valences[k]
