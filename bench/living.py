@@ -21,8 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed
 
-from dsokr import kernels, sketch_basis, sketches
+from dsokr import chem, kernels, sketch_basis, sketches
+from dsokr.basis import SketchedBasis
+from dsokr.commands.tables import Problems, Table
 from dsokr.index import Block, BuildOptions, Condition, Head, build, open_index, update
 from dsokr.index.build import sample_queries
 
@@ -60,15 +63,25 @@ def _draw(base: int, dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _embed(library: Path, base: int, dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    from dsokr import chem
-    from dsokr.commands.tables import Problems, Table
+    """Embed the first molecules of a file, and keep their coordinates beside it for the next run."""
+    kept = library.with_name(f"{library.name}.{base}x{dim}.npz")
+    if not kept.exists():
+        table = Table(library)
+        column = next(name for name in table.columns if name.lower() == "smiles")
+        smiles = next(table.blocks(Problems(), [column], base)).cells[column]
+        kernel, some = kernels.WeisfeilerLehman(3, edge_labels=True).normalized(), chem.graphs(smiles[:2000])
+        basis = sketch_basis(kernel, some[: 4 * dim], sketches.Full()).rotated(some, dim=dim)
+        parts = (smiles[start : start + 5000] for start in range(0, len(smiles), 5000))
+        found = Parallel(n_jobs=-1)(delayed(_embed_part)(basis, part) for part in parts)
+        psi, diag, masses = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+        np.savez(kept, psi=psi, diag=diag, masses=masses)
+    with np.load(kept) as arrays:
+        return arrays["psi"], arrays["diag"], arrays["masses"]
 
-    table = Table(library)
-    column = next(name for name in table.columns if name.lower() == "smiles")
-    smiles = next(table.blocks(Problems(), [column], base)).cells[column]
+
+def _embed_part(basis: SketchedBasis, smiles: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    torch.set_num_threads(1)
     graphs = chem.graphs(smiles)
-    basis = sketch_basis(kernels.WeisfeilerLehman(3, edge_labels=True).normalized(), graphs[: 4 * dim], sketches.Full())
-    basis = basis.rotated(graphs[:2000], dim=dim)
     return basis.embed(graphs).numpy(), basis.diag(graphs).numpy(), np.array([chem.mass(one) for one in smiles])
 
 
@@ -144,7 +157,7 @@ def grow(molecules: Molecules, count: int, kind: str) -> None:
             update(place, molecules.blocks(numbers, masses), model="bench")
 
 
-def build_large(molecules: Molecules, count: int, folder: Path) -> None:
+def build_large(molecules: Molecules, count: int, folder: Path, kinds: list[str]) -> None:
     """Half precision, written in the order of the masses; then an IVF-PQ index. Each step resumes."""
     said = [time.monotonic()]
 
@@ -162,7 +175,7 @@ def build_large(molecules: Molecules, count: int, folder: Path) -> None:
             said[0] = time.monotonic()
             print(f"  {line}; {memory()}", flush=True)
 
-    for kind in ("exact", "ivfpq"):
+    for kind in [kind for kind in ("exact", "ivfpq") if kind in kinds]:
         options, start = BuildOptions(kind, RULE, "float16", recall=0.9), time.perf_counter()
         parts = {"model": "bench", "dim": molecules.psi.shape[1], "columns": ["exact_mass"], "options": options}
         index = (
@@ -210,7 +223,7 @@ def main() -> None:
         for kind in options.kinds[:3]:
             grow(molecules, options.count, kind)
     else:
-        build_large(molecules, int(1e6 * options.millions), options.folder)
+        build_large(molecules, int(1e6 * options.millions), options.folder, options.kinds)
     print(f"load {os.getloadavg()[0]:.1f} after")
 
 
