@@ -17,6 +17,7 @@ LAYERS = [
     {"compute", "files"},
     {"graphs", "spectra"},
     {"chem", "outputs"},
+    {"streams"},
     {"rules"},
     {"kernels", "losses", "metrics"},
     {"sketches"},

@@ -28,6 +28,7 @@ from dsokr.regressors.auto import as_regressor, fit_within, prepare_reading
 from dsokr.regressors.base import hold_out
 from dsokr.regressors.inputs import OF_INPUTS, Reader, check_groups, check_inputs, check_weights, identify_inputs
 from dsokr.regressors.stack import format_report
+from dsokr.regressors.streaming import draw_pairs
 from dsokr.rules import score
 from dsokr.saving import MadeOfParts, pack, read_part, restore_model, unpack, write_model, write_part
 from dsokr.selection import Judge, make_basis
@@ -45,6 +46,7 @@ EXAMPLES = {
     "decoder": (Decoder, "decoders.Candidates()"),
 }
 REPEATED, MISSED = 0.9, 0.5  # shares of distinct outputs, and of features outside the basis, that call for a hint
+NUMBERS = ("dim", "random_state")  # parameters that are saved with a model
 SEEN = 5000  # training inputs, at most, by which calibration on them is noticed
 NetworkFactory = Callable[[int], nn.Module]
 
@@ -99,7 +101,7 @@ class DSOKR(MadeOfParts):
         self.device = device
 
     def fit(
-        self, X: Any, y: Any, validation: tuple[Any, Any] | None = None, sample_weight: Any = None, groups: Any = None
+        self, X: Any, y: Any = None, validation: Any = None, sample_weight: Any = None, groups: Any = None
     ) -> DSOKR:
         """Algorithm 1 of the paper.
 
@@ -108,15 +110,16 @@ class DSOKR(MadeOfParts):
         other regressors may hold out a share of the training pairs; their outputs still count for the basis and as
         candidates. ``sample_weight`` has a number for every pair: how often it counts. ``groups`` has a value for every
         pair, say the molecule that was measured: pairs of one group stay on one side of these splits. Outputs may be
-        SMILES where the kernel is on graphs or fingerprints.
+        SMILES where the kernel is on graphs or fingerprints. ``X`` may be a :class:`~dsokr.streams.Stream` of pairs.
         """
         self._check_parts()
         auto = as_regressor(self.regressor)
         if isinstance(auto, Auto) and auto.budget is not None:
             return self._fit_within(auto, X, y, validation, sample_weight, groups)
-        X, Y, form = self._check_pairs(X, y)
-        weights, groups = check_weights(sample_weight, Y), check_groups(groups, count(Y))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        drawn = draw_pairs(X, y, auto, seed, validation, sample_weight, groups)
+        X, Y, form = self._check_pairs(drawn.X, drawn.Y)
+        weights, groups = check_weights(sample_weight, Y), check_groups(groups, count(Y))
         generator, device = Generator().manual_seed(seed), resolve_device(self.device)
         kernel = suit_texts(self.kernel, Y)
         decoder: Decoder = choose_decoder(kernel, Y, form) if self.decoder == "auto" else self.decoder
@@ -133,9 +136,8 @@ class DSOKR(MadeOfParts):
 
         # 1.b Regression of the coordinates.
         targets = Targets(*basis.embed_with_residual(Y), weights, groups)
-        train, held_out = self._split(
-            (self.reader_.read(X), Y, targets), validation, regressor.validation_fraction, generator
-        )
+        pairs = self.reader_.read(X), Y, targets
+        train, held_out = self._split(pairs, validation, regressor.validation_fraction, generator)
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
         choices, valid_form = decoder.alternatives(), form
@@ -149,6 +151,7 @@ class DSOKR(MadeOfParts):
             seed=seed,
             device=device,
             score=partial(judge.rate_best, choices, held_out[1]) if held_out and regressor.monitor != "loss" else None,
+            **drawn.embedded(self._read_inputs, form, basis.embed_with_residual),
         )
 
         # 2. Inference: held-out pairs decide what is left open.
@@ -156,7 +159,7 @@ class DSOKR(MadeOfParts):
         self.basis_, self.known_, self.decoder_ = basis, known, decoder
         self.regressor_: Any = fitted.settled()
         self.parts_ = {"kernel": kernel, "sketch": sketch, "regressor": regressor, "decoder": decoder}
-        self.history_, self.n_pairs_ = fitted.history, count(Y)
+        self.history_, self.n_pairs_ = fitted.history, drawn.total or count(Y)
         self.seen_, unseen = identify_inputs(X, SEEN), fitted.out_of_fold()
         self.out_of_fold_ = None if unseen is None else (unseen[1], take(Y, unseen[0]))
         self.missed_ = (targets.residuals.sum() / basis.diag(Y).sum()).item()
@@ -201,12 +204,11 @@ class DSOKR(MadeOfParts):
     def coefficients(self, X: Any) -> Tensor:  # (n, p)
         """g(x), the predicted coordinates in the basis."""
         check_is_fitted(self, "regressor_")
-        return self.regressor_.predict(self.reader_.read(self._check_inputs(X)))
+        return self.regressor_.predict(self._read_inputs(X))
 
     def scores(self, X: Any, candidates: Any = None) -> Tensor:  # (n, c)
         """The score of every candidate (default: the known outputs) for every input; larger is better."""
-        z = self.coefficients(X)
-        return score(z, *self._embed(candidates).coordinates(), self.decoder_.scoring_rule())
+        return score(self.coefficients(X), *self._embed(candidates).coordinates(), self.decoder_.scoring_rule())
 
     def rank(self, X: Any, candidates: Any = None, k: int = 10, allowed: Any = None) -> Ranking:
         """The k best candidates for every input, best first: positions in ``candidates`` and scores.
@@ -256,9 +258,7 @@ class DSOKR(MadeOfParts):
         parts = {name: write_part(made[name], *modules) for name, modules in PARTS.items()}
         config = {
             "parts": parts,
-            "parameters": {
-                name: given[name] for name in ("dim", "random_state") if isinstance(given[name], int | None)
-            },
+            "parameters": {name: given[name] for name in NUMBERS if isinstance(given[name], int | None)},
             "rule": getattr(self.decoder, "rule", None),  # before validation chose
             "own_candidates": getattr(self.decoder, "outputs", None) is not None,
             "form": asdict(self.known_.form),
@@ -287,8 +287,7 @@ class DSOKR(MadeOfParts):
         ``parts`` brings what could not be written down: ``regressor=...`` or ``kernel=...`` of one's own. Other
         functions of one's own (a loss, a metric) come back as the defaults: predictions do not need them.
         """
-        unknown = set(parts) - set(PARTS)
-        if unknown:
+        if unknown := set(parts) - set(PARTS):
             raise InputError(f"DSOKR.load takes {', '.join(PARTS)}. Got {sorted(unknown)[0]!r}.")
         return restore_model(Path(folder), lambda *read: cls._restore(Path(folder), device, parts, *read))
 
@@ -308,8 +307,7 @@ class DSOKR(MadeOfParts):
         if not has_form or count(basis[0]) != (basis[2] if basis[1] is None else basis[1]).shape[1]:
             raise ValueError("the anchors do not fit the projection, or the outputs their form")
         model.basis_ = SketchedBasis(model.kernel, canonical(basis[0])[0], *basis[1:]).to(where)
-        has_own = getattr(model.decoder, "outputs", None) is not None  # given to load
-        if has_own:
+        if has_own := getattr(model.decoder, "outputs", None) is not None:  # given to load
             known, form = model.decoder.candidates(known, form)
         model.known_ = EmbeddedOutputs(model.basis_, known, form=form)
         model.decoder_ = model.decoder.alternatives()[0]
@@ -368,6 +366,9 @@ class DSOKR(MadeOfParts):
 
     def _check_inputs(self, X: Any) -> Any:
         return check_inputs(self, X, reset=False, allow_missing=self._reads_tables())
+
+    def _read_inputs(self, X: Any) -> Any:
+        return self.reader_.read(self._check_inputs(X))
 
     def _reads_tables(self) -> bool:
         return getattr(as_regressor(self.regressor), "reads", "numbers") == "numbers"

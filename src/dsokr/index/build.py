@@ -37,7 +37,7 @@ STEPS = [step for power in range(2, 11) for step in (2**power, 3 * 2 ** (power -
 EFFORTS = {"hnsw": STEPS[6:-1], "ivfpq": STEPS[:13]}  # 32 to 1024 and 4 to 256: the least that is enough is taken
 LINKS, EF_CONSTRUCTION = 32, 100  # of HNSW
 PER_CELL, FEWEST_PER_CELL = 64, 39  # points that FAISS learns a cell of ivfpq from
-MOST_CELLS, GRAPH = 2**14, 2**12  # more cells take hours to learn; from so many on, a graph of them pays
+MOST_CELLS = 2**10  # adding a candidate compares it with all of them
 FEWEST = FEWEST_PER_CELL * 256  # points to learn the 256 codes of two coordinates from
 NOTHING = "There are no candidates to index: the library is empty, or none of its rows can be used."
 CHUNK = 2**16  # points added at once
@@ -369,8 +369,7 @@ def build_faiss(arrays: Arrays, kind: str, rule: Rule, say: Say) -> Any:
         sample = torch.from_numpy(np.sort(chosen))
         say(f"ivfpq: learning {cells:,} cells from {len(sample):,} candidates")
         width = p + 1 + (p + 1) % 2  # even, for codes of two coordinates each
-        graph = "_HNSW32" if cells >= GRAPH else ""  # finds the cell of a point without looking at all of them
-        made = faiss.index_factory(p + 1, f"Pad{width},IVF{cells}{graph},PQ{width // 2}np")
+        made = faiss.index_factory(p + 1, f"Pad{width},IVF{cells},PQ{width // 2}np")
     made.train(_points(arrays, sample, rule))
     add_points(made, arrays, rule, lambda line: say(f"{kind}: {line}"))
     return made

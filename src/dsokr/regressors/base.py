@@ -75,6 +75,7 @@ class Regressor(ABC):
     """
 
     reads: Reads = "raw"
+    streams = False  # whether ``fit`` takes a stream
     validation_fraction: float = 0.0
     monitor: Monitor = "loss"
 

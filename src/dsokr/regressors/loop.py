@@ -27,6 +27,7 @@ from dsokr.regressors.base import History, Score
 from dsokr.regressors.callbacks import MONITOR, Progress, Recorder, StateCheckpoint
 from dsokr.regressors.muon import Muon, divide_groups
 from dsokr.regressors.networks.base import call_optional
+from dsokr.regressors.streaming import TargetStream
 from dsokr.regressors.training import Training
 
 Batch = tuple[Tensor, ...]  # inputs, targets, residuals, and weights if there are any
@@ -44,19 +45,20 @@ def train(
     seed: int,
     device: torch.device,
     score: Score = None,
+    stream: TargetStream | None = None,
 ) -> History:
     """Fit ``network`` in place and leave it in evaluation mode, on ``device``, with the best epoch's weights.
 
-    ``score`` rates the coordinates of the validation inputs when the monitor is a task metric. The global random state
-    is the same before and after.
+    With a ``stream``, ``pairs`` are a sample of it. ``score`` rates the coordinates of the validation inputs when the
+    monitor is a task metric. The global random state is the same before and after.
     """
     folder = None if training.folder is None else Path(training.folder)
     data = [pairs] if validation is None else [pairs, validation]
-    identity = "" if folder is None else _identify(network, data, loss, training, seed)
+    identity = "" if folder is None else _identify(network, data, loss, training, seed, stream)
     recorder = Recorder(folder, identity, training.keep_state)
     checkpoint = recorder.read_checkpoint()
     if not recorder.is_finished:
-        module = _Regression(network, data, loss, training, seed, score)
+        module = _Regression(network, data, loss, training, seed, score, stream)
         callbacks = _make_callbacks(recorder, training, validation is not None)
         with seeded(seed), _silence_lightning():
             _run(pl.Trainer(**_trainer_arguments(training, callbacks, device)), module, checkpoint)
@@ -130,14 +132,23 @@ def _silence_lightning() -> Iterator[None]:
             log.setLevel(level)
 
 
-def _identify(network: nn.Module, data: list[TensorDataset], loss: Objective, training: Training, seed: int) -> str:
+def _identify(
+    network: nn.Module,
+    data: list[TensorDataset],
+    loss: Objective,
+    training: Training,
+    seed: int,
+    stream: TargetStream | None,
+) -> str:
     """Return a fingerprint of everything that must be the same for a checkpoint to be resumed."""
-    further = {name: value for name, value in training.trainer.items() if name not in ("callbacks", "logger")}
+    given = {name: value for name, value in training.trainer.items() if name not in ("callbacks", "logger")}
     options = replace(
-        training, folder=None, keep_state=False, keep_data_on_device=True, progress=False, logger=None, trainer=further
+        training, folder=None, keep_state=False, keep_data_on_device=True, progress=False, logger=None, trainer=given
     )
     parts = [(inputs, f"{_sum_by_place(*targets):.5e}") for inputs, *targets in (pairs.tensors for pairs in data)]
-    return fingerprint(parts, repr(network), [weight.shape for weight in network.parameters()], loss, options, seed)
+    further = [] if stream is None else [stream.count, stream.stream.window]
+    shapes = [weight.shape for weight in network.parameters()]
+    return fingerprint(parts, repr(network), shapes, loss, options, seed, *further)
 
 
 def _sum_by_place(targets: Tensor, *others: Tensor) -> float:
@@ -165,17 +176,36 @@ class SlicedBatches:
             yield self.pairs[index]
 
 
+class StreamedBatches:
+    """Batches of n rows of a stream, which are read anew for every epoch."""
+
+    def __init__(self, n: int, batch_size: int, read: Callable[[], Iterator[Batch]]):
+        self.n, self.batch_size, self.read = n, batch_size, read
+
+    def __len__(self) -> int:
+        return math.ceil(self.n / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.read()
+
+
 class _Regression(pl.LightningModule):
     """min over W of the mean of c(‖g_W(x) − ψ̃(y)‖² + residual(y))."""
 
     def __init__(
-        self, network: nn.Module, data: list[TensorDataset], loss: Objective, options: Training, seed: int, score: Score
+        self,
+        network: nn.Module,
+        data: list[TensorDataset],
+        loss: Objective,
+        options: Training,
+        seed: int,
+        score: Score,
+        stream: TargetStream | None,
     ):
         super().__init__()
         self.network, self.loss, self.options, self.seed, self.score = network, loss, options, seed, score
-        self.data = data  # to train on and, perhaps, to validate on
-        lengths = call_optional(network, "lengths", data[0].tensors[0])
-        self.lengths = None if lengths is None else lengths.cpu()
+        self.data, self.stream = data, stream  # to train on, or a sample of the stream; perhaps, to validate on
+        self.lengths = self._find_lengths(data[0].tensors[0])
         self.has_started = False
         self._losses: list[tuple[Tensor, int]] = []  # of a batch, and its number of rows
         self._validated: list[tuple[Tensor, Tensor]] = []  # the loss of a batch, and its coordinates
@@ -196,23 +226,49 @@ class _Regression(pl.LightningModule):
     def on_train_start(self) -> None:
         self.has_started = True  # a checkpoint has been read
 
-    def train_dataloader(self) -> SlicedBatches:
-        share = len(self.data[0]) // self.trainer.world_size
-        return SlicedBatches(self.data[0], share, self.options.batch_size, self._draw_order)
+    def _find_lengths(self, inputs: Tensor) -> Tensor | None:  # (n,)
+        lengths: Tensor | None = call_optional(self.network, "lengths", inputs)
+        return None if lengths is None else lengths.cpu()
+
+    def train_dataloader(self) -> SlicedBatches | StreamedBatches:
+        world, size = self.trainer.world_size, self.options.batch_size
+        if self.stream is not None:
+            return StreamedBatches(self.stream.count // world, size, self._read_batches)
+        return SlicedBatches(self.data[0], len(self.data[0]) // world, size, self._draw_rest)
 
     def val_dataloader(self) -> list[SlicedBatches]:
         size = self.options.batch_size
         return [SlicedBatches(pairs, len(pairs), size, partial(torch.arange, len(pairs))) for pairs in self.data[1:]]
 
-    def _draw_order(self) -> Tensor:
-        """This epoch's permutation; with several devices, an equal share of it."""
-        n, world, size = len(self.data[0]), self.trainer.world_size, self.options.batch_size
-        generator = Generator().manual_seed(self.seed + 1 + self.current_epoch)
+    def _count_seen(self) -> int:
+        """The number of batches of this epoch that were used before an interruption."""
+        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+
+    def _draw_rest(self) -> Tensor:
+        order = self._draw_order(len(self.data[0]), self.lengths)
+        return order[self._count_seen() * self.options.batch_size :]
+
+    def _draw_order(self, n: int, lengths: Tensor | None, window: int = 0) -> Tensor:
+        """A permutation of n rows for this epoch; with several devices, an equal share of it."""
+        world = self.trainer.world_size
+        generator = Generator().manual_seed(self.seed + 1 + self.current_epoch + (window << 32))
         order = torch.randperm(n, generator=generator)
-        if self.lengths is not None:
-            order = sort_within_batches(order, self.lengths, world * size, generator)
-        seen = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready  # batches, before an interruption
-        return order[: n - n % world][self.trainer.global_rank :: world][seen * size :]
+        if lengths is not None:
+            order = sort_within_batches(order, lengths, world * self.options.batch_size, generator)
+        return order[: n - n % world][self.trainer.global_rank :: world]
+
+    def _read_batches(self) -> Iterator[Batch]:
+        """Shuffle one window of the stream after the other; each device computes the targets of its own rows."""
+        assert self.stream is not None  # else data are sliced
+        world, size, seen = self.trainer.world_size, self.options.batch_size, self._count_seen()
+        rows = max(1, self.stream.stream.window // (world * size)) * world * size
+        for number, (inputs, targets) in enumerate(self.stream.read(self.current_epoch + 1, rows)):
+            batches = math.ceil(len(inputs) // world / size)
+            if seen < batches:
+                order = self._draw_order(len(inputs), self._find_lengths(inputs), number)[seen * size :]
+                parts = (part.float() for part in targets(order)[:2])
+                yield from zip(*(part.split(size) for part in (inputs[order], *parts)), strict=True)
+            seen = max(0, seen - batches)
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         is_whole = len(batch[0]) == self.options.batch_size  # a smaller last batch is not worth compiling for

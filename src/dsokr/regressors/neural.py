@@ -42,6 +42,7 @@ from dsokr.regressors.networks.base import (
     check_weights,
     prepare_inputs,
 )
+from dsokr.regressors.streaming import TargetStream
 from dsokr.regressors.training import Training
 
 LARGE = 512  # coordinates; in small bases a narrow layer costs little
@@ -62,6 +63,7 @@ class Neural(Regressor):
     network: NetworkFactory
     loss: Objective | Callable[[Tensor], Tensor] = field(default_factory=Squared)
     training: Training = field(default_factory=Training)
+    streams = True
     reads: Reads = "raw"  # "numbers": a table, which is standardised, and missing values are put at the mean
 
     def __post_init__(self) -> None:
@@ -81,8 +83,17 @@ class Neural(Regressor):
         return self.training.monitor
 
     def fit(
-        self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
+        self,
+        X: Any,
+        targets: Targets,
+        validation: Validation = None,
+        *,
+        seed: int,
+        device: Device,
+        score: Score = None,
+        stream: TargetStream | None = None,
     ) -> FittedNetwork:
+        """Train on X and targets or, if there is one, on a stream of which they are a sample."""
         loss, p = self._choose_loss(targets), targets.coordinates.shape[1]
         scaler = Scaler.of(X, targets.weighted()) if self.reads == "numbers" else None
         network = build_network(self.network, p, _scale(X, scaler), seed)
@@ -94,7 +105,10 @@ class Neural(Regressor):
         scaled = Standardized(network, p)
         if self.training.standardize:
             scaled.scale_to(pairs.tensors[1])
-        history = _train(scaled, pairs, held_out, loss, self.training, seed=seed, device=device, score=score)
+        if stream is not None:
+            stream = stream.prepared(lambda X: prepare_inputs(network, _scale(X, scaler)))
+        options = {"seed": seed, "device": device, "score": score, "stream": stream}
+        history = _train(scaled, pairs, held_out, loss, self.training, **options)
         return FittedNetwork(scaled, history, scaler)
 
     def update(self, fitted: FittedNetwork, X: Any, targets: Targets, *, seed: int, device: Device) -> FittedNetwork:

@@ -1,0 +1,83 @@
+"""Pairs of a :class:`dsokr.streams.Stream` with their targets, window by window, for regressors that read them so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from dsokr.compute import compute_once
+from dsokr.errors import InputError
+from dsokr.outputs import Form, canonical, take
+from dsokr.regressors.base import Targets
+from dsokr.streams import Stream
+
+
+class Window(NamedTuple):
+    """Some pairs of a stream: inputs, and a function that computes the targets at given positions."""
+
+    X: Any
+    targets: Callable[[Tensor], Targets]
+
+
+@dataclass(frozen=True)
+class TargetStream:
+    """A stream of ``count`` pairs. ``read_inputs`` and ``embed`` turn its blocks into what a network learns from."""
+
+    stream: Stream
+    count: int
+    read_inputs: Callable[[Any], Any]
+    embed: Callable[[Any], Targets]
+
+    def read(self, epoch: int, rows: int) -> Iterator[Window]:
+        """Yield windows of ``rows`` pairs; the last may be smaller."""
+        for X, Y in self.stream.windows(epoch, rows):
+            yield Window(self.read_inputs(X), partial(self._embed_rows, Y))
+
+    def _embed_rows(self, Y: Any, rows: Tensor) -> Targets:
+        return self.embed(take(Y, rows))
+
+    def prepared(self, prepare: Callable[[Any], Any]) -> TargetStream:
+        """The same stream with another step behind ``read_inputs``."""
+        return replace(self, read_inputs=lambda X: prepare(self.read_inputs(X)))
+
+
+class Drawn(NamedTuple):
+    """The pairs of a fit or, of a stream, a sample."""
+
+    X: Any
+    Y: Any
+    total: int | None = None  # pairs of the stream
+    stream: Stream | None = None
+
+    def embedded(
+        self, read_inputs: Callable[[Any], Any], form: Form, embed: Callable[[Any], tuple[Tensor, Tensor]]
+    ) -> dict[str, TargetStream]:
+        """The stream with its targets, as a further argument of ``Regressor.fit``."""
+
+        def embed_outputs(ys: Any) -> Targets:
+            Y, own = canonical(ys)
+            form.matching(own, "Y")
+            return Targets(*embed(Y))
+
+        if self.stream is None or self.total is None:
+            return {}
+        return {"stream": TargetStream(self.stream, self.total, read_inputs, embed_outputs)}
+
+
+def draw_pairs(X: Any, y: Any, regressor: Any, seed: int, validation: Any, *of_pairs: Any) -> Drawn:
+    """Return X and y as they are or, if X is a stream, a sample of its pairs."""
+    if not isinstance(X, Stream):
+        return Drawn(X, y)
+    if not getattr(regressor, "streams", False):
+        raise InputError(f"Only networks learn from a stream: use regressors.Neural. Got {regressor!r}.")
+    if y is not None or any(part is not None for part in of_pairs):
+        raise InputError("A stream brings its outputs: pass neither y nor sample_weight nor groups.")
+    if validation is None and regressor.validation_fraction:
+        raise InputError(
+            "No pairs of a stream are held out: pass validation=(X, Y), or Training(validation_fraction=0)."
+        )
+    return Drawn(*compute_once(partial(X.draw, seed)), X)
