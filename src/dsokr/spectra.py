@@ -195,6 +195,32 @@ def bins(
     return table
 
 
+def differences(
+    spectra: Sequence[Spectrum], width: float = 0.01, *, most: int = 20, least: float = 10.0, largest: float = 300.0
+) -> sp.csr_array:  # (n, bins)
+    """Add up the differences in m/z between peaks of every spectrum, in bins centred at the multiples of ``width``.
+
+    The ``most`` largest peaks are compared with each other. A pair counts by the square root of the product of their
+    relative intensities. Differences below ``least`` or above ``largest`` are left out.
+
+    >>> X = differences([Spectrum([50.0, 65.0, 93.0], [1, 4, 4])], width=1.0)
+    >>> dict(zip(X.indices.tolist(), X.data.tolist()))
+    {15: 0.5, 28: 1.0, 43: 0.5}
+    """
+    if not 0 < width <= largest < np.inf:
+        raise InputError(f"Bins need 0 < width <= largest. Got width={width} and largest={largest}.")
+    values, weights = [], []
+    for one in spectra:
+        strongest = np.sort(one.intensity.argsort(kind="stable")[::-1][:most])
+        first, second = np.triu_indices(len(strongest), 1)
+        mz, share = one.mz[strongest], _shares(one)[strongest]
+        gap = mz[second] - mz[first]
+        kept = (gap >= least) & (gap <= largest)
+        values.append(gap[kept])
+        weights.append(np.sqrt(share[first] * share[second])[kept])
+    return _fill_bins(values, weights, width, int(largest / width) + 1)
+
+
 def _find_precursor(spectrum: Spectrum, index: int) -> float:
     if spectrum.precursor is None:
         raise InputError(f"The spectrum at index {index} has no precursor: give its m/z, or use losses=False.")
