@@ -23,6 +23,13 @@ SCALES: dict[Intensity, Callable[[np.ndarray], np.ndarray]] = {
     "linear": lambda share: share,
 }
 PRECURSORS = ("pepmass", "precursormz", "precursor_mz", "precursor m/z")  # what files call it, in lower case
+ADDUCTS = ("adduct", "precursor_type", "precursortype", "ion")  # the same for the adduct
+ELECTRON = 0.000548580  # dalton; also the elements of adducts:
+MASSES = {
+    **{"H": 1.00782503, "Li": 7.01600344, "C": 12.0, "N": 14.00307400, "O": 15.99491462, "F": 18.99840316},
+    **{"Na": 22.98976928, "P": 30.97376200, "S": 31.97207117, "Cl": 34.96885268, "K": 38.96370649, "Br": 78.9183376},
+}
+ADDUCT = re.compile(r"\[(\d*)M((?:[+-]\d*(?:[A-Z][a-z]?\d*)+)*)\](\d*)([+-])")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +93,27 @@ def _make_spectrum(cells: list[list[str]], precursor: float | None, metadata: di
     if (wrong := next((peak for peak in cells if len(peak) != 2), None)) is not None:
         raise InputError(f"A peak must be an m/z and an intensity. Got {' '.join(wrong)!r:.80}.")
     return Spectrum([mz for mz, _ in cells], [size for _, size in cells], precursor, metadata or {})  # type: ignore[arg-type] # arrays are made there
+
+
+def find_mass(precursor: float, adduct: str) -> float:
+    """Return the monoisotopic mass of a molecule from the m/z of its precursor and the adduct, such as [M+H]+.
+
+    >>> round(find_mass(47.0491, "[M+H]+"), 3), round(find_mass(45.0346, "[M-H]-"), 3)
+    (46.042, 46.042)
+    """
+    found = ADDUCT.fullmatch(adduct.replace(" ", ""))
+    if not found:
+        raise InputError(f"An adduct is written like [M+H]+, [M-H2O+H]+ or [2M+Na]+. Got {adduct!r:.40}.")
+    molecules, parts, charges, sign = found.groups()
+    charge = int(charges or 1) * (1 if sign == "+" else -1)
+    added = -charge * ELECTRON
+    for way, times, formula in re.findall(r"([+-])(\d*)((?:[A-Z][a-z]?\d*)+)", parts):
+        atoms = re.findall(r"([A-Z][a-z]?)(\d*)", formula)
+        if unknown := [element for element, _ in atoms if element not in MASSES]:
+            raise InputError(f"The adduct {adduct} has {unknown[0]}. The elements known are {', '.join(MASSES)}.")
+        mass = sum(MASSES[element] * int(number or 1) for element, number in atoms)
+        added += mass * int(times or 1) * (1 if way == "+" else -1)
+    return (precursor * abs(charge) - added) / int(molecules or 1)
 
 
 def read(path: str | Path) -> list[Spectrum]:
