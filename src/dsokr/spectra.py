@@ -24,11 +24,13 @@ SCALES: dict[Intensity, Callable[[np.ndarray], np.ndarray]] = {
 }
 PRECURSORS = ("pepmass", "precursormz", "precursor_mz", "precursor m/z")  # what files call it, in lower case
 ADDUCTS = ("adduct", "precursor_type", "precursortype", "ion")  # the same for the adduct
-ELECTRON = 0.000548580  # dalton; also the elements of adducts:
-MASSES = {
-    **{"H": 1.00782503, "Li": 7.01600344, "C": 12.0, "N": 14.00307400, "O": 15.99491462, "F": 18.99840316},
-    **{"Na": 22.98976928, "P": 30.97376200, "S": 31.97207117, "Cl": 34.96885268, "K": 38.96370649, "Br": 78.9183376},
-}
+ELECTRON = 0.000548580  # dalton
+ELEMENTS = ("H", "Li", "C", "N", "O", "F", "Na", "P", "S", "Cl", "K", "Br")  # of adducts, and their masses:
+WEIGHTS = (
+    *(1.00782503, 7.01600344, 12.0, 14.003074, 15.99491462, 18.99840316),
+    *(22.98976928, 30.973762, 31.97207117, 34.96885268, 38.96370649, 78.9183376),
+)
+MASSES = dict(zip(ELEMENTS, WEIGHTS, strict=True))
 ADDUCT = re.compile(r"\[(\d*)M((?:[+-]\d*(?:[A-Z][a-z]?\d*)+)*)\](\d*)([+-])")
 
 
@@ -239,7 +241,7 @@ def differences(
         raise InputError(f"Bins need 0 < width <= largest. Got width={width} and largest={largest}.")
     values, weights = [], []
     for one in spectra:
-        strongest = np.sort(one.intensity.argsort(kind="stable")[::-1][:most])
+        strongest = np.sort((-one.intensity).argsort(kind="stable")[:most])
         first, second = np.triu_indices(len(strongest), 1)
         mz, share = one.mz[strongest], _shares(one)[strongest]
         gap = mz[second] - mz[first]
