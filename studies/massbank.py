@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ from torch import Generator, Tensor
 from dsokr.basis import sketch_basis
 from dsokr.decoders import Candidates
 from dsokr.estimator import DSOKR
-from dsokr.kernels import Cosine, Gaussian, Tanimoto
+from dsokr.kernels import Cosine, Gaussian, Linear, Tanimoto
 from dsokr.losses import Ranked, Squared
 from dsokr.metrics import ranks
-from dsokr.regressors import Forest, KernelRidge, Neural, Regressor, Training
-from dsokr.regressors.networks import MLP
+from dsokr.regressors import Forest, KernelRidge, Neural, Stack, Training
+from dsokr.regressors.networks import MLP, SparseTransformer
 from dsokr.rules import Rule
 from dsokr.sketches import Full, SketchSpec, SubSample
 from studies.baselines.regression import LabelNetwork
@@ -39,6 +40,7 @@ from studies.study import ADAMW, Session, Stopwatch, Study
 
 PPM, FOLDS, TEST = 1e-5, 5, 0.2  # tolerance of masses, folds by mass, share of the scaffolds' test molecules
 LARGE = 0.05  # share of the molecules from which on a scaffold is always trained on
+SHARED = 3  # training spectra that must have a bin which is a token
 POOLS = ("MassBank, mass", "MassBank, formula", "MassBank + ChEBI-20, mass", "MassBank + ChEBI-20, formula")
 MASS_SPLITS = tuple(f"mass {fold}" for fold in range(FOLDS))
 
@@ -81,11 +83,24 @@ class Fold:
         return Tanimoto()(self.data.morgan[self.candidates], self.data.morgan[self.train])
 
     @cached_property
-    def inputs(self) -> Tensor:  # (n, p)
+    def embedded(self) -> Tensor:  # (n, p)
+        return self.embed(self.data.X)
+
+    @cached_property
+    def detailed(self) -> Tensor:  # (n, p)
+        return self.embed(self.data.detailed)
+
+    def embed(self, X: sp.csr_array) -> Tensor:  # (n, p)
         """Coordinates of all spectra in a basis of the training spectra, with mean square one: what networks read."""
         sketch, generator = SubSample(self.config.size), Generator().manual_seed(0)
-        basis = sketch_basis(Gaussian(0.5), self.data.X[self.train], sketch, generator=generator)
-        return basis.dim**0.5 * basis.embed(self.data.X)
+        basis = sketch_basis(Gaussian(0.5), X[self.train], sketch, generator=generator)
+        return (basis.dim**0.5 * basis.embed(X)).float()
+
+    @cached_property
+    def tokens(self) -> sp.csr_array:  # (n, bins)
+        """The bins in which several training spectra have a peak or a loss."""
+        counts = (self.data.X[self.train] > 0).sum(axis=0)
+        return self.data.X[:, np.flatnonzero(counts >= SHARED)]
 
     def is_asked(self, kind: str) -> np.ndarray:
         """Which queries have their molecule and another one in the pool."""
@@ -144,7 +159,8 @@ def run(config: MassBankConfig, session: Session) -> None:
         results.record(key | {"method": "nearest spectrum"}, partial(measure, fold, score_nearest))
         trained = {"width": config.width, "training": pick_fields(config.training, *TRAINING_FIELDS)}
         for model in config.models:
-            own = key | (trained if model in (BITWISE, *NETWORKS, TOGETHER) else {}) | {"method": model}
+            is_trained = model in (BITWISE, *TOGETHER) or MODELS[model].trains
+            own = key | (trained if is_trained else {}) | {"method": model}
             if model == BITWISE:
                 results.record(own, partial(measure, fold, score_bits))
             else:
@@ -216,7 +232,7 @@ def score_nearest(fold: Fold) -> Tensor:
 
 def score_bits(fold: Fold) -> Tensor:
     """The log-likelihood of candidates' fingerprints by a network that predicts every bit by itself."""
-    config, inputs = fold.config, fold.inputs.float()
+    config, inputs = fold.config, fold.embedded
     network = LabelNetwork(MLP((config.width,), dropout=0.5), config.training, seed=0)
     network.fit(inputs[fold.train].numpy(), fold_bits(fold.data.morgan[fold.train], config.bits))
     logits = network.fitted.predict(inputs[fold.test])
@@ -238,29 +254,58 @@ def make_close(fold: Fold) -> Neural:
     return make_network(fold, Ranked(within=10.0, numbers=fold.data.masses[fold.train]))
 
 
-Parts = tuple[SketchSpec, Regressor]
+def make_ridge(fold: Fold) -> KernelRidge:
+    return KernelRidge(Gaussian(0.5), Full(), regularization=1e-5)
 
-RIDGES: dict[str, Callable[[Fold], Parts]] = {
-    "SISOKR": lambda fold: (
-        SubSample(fold.config.size),
-        KernelRidge(Cosine(), SubSample(fold.config.size), regularization=1e-4),
+
+def make_sisokr(fold: Fold) -> KernelRidge:
+    return KernelRidge(Cosine(), SubSample(fold.config.size), regularization=1e-4)
+
+
+def make_stack(fold: Fold) -> Stack:
+    """Ridge and a network on the same coordinates, weighted on a fifth of the training molecules."""
+    return Stack((KernelRidge(Linear()), make_network(fold, Ranked())), folds=0.2)
+
+
+def make_tokens(fold: Fold) -> Neural:
+    network = SparseTransformer(layers=1, width=128, heads=4, longest=64, hidden=fold.config.width)
+    return Neural(network, Ranked(), replace(fold.config.training, learning_rate=1e-3))
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a method reads, by the name of a field of the fold or of its data, and how it regresses."""
+
+    inputs: str
+    regressor: Callable[[Fold], Any]
+    trains: bool = False  # a network
+    sketch: SketchSpec | None = None  # None: as many outputs as the configuration says
+
+
+MODELS = {
+    "SISOKR": Model("data.X", make_sisokr),
+    "IOKR": Model("data.X", lambda fold: KernelRidge(Cosine(), Full(), regularization=1e-4), sketch=Full()),
+    "DSOKR, ridge": Model("data.X", make_ridge),
+    "DSOKR, network": Model("embedded", lambda fold: make_network(fold, Squared()), trains=True),
+    "DSOKR, network, ranked": Model("embedded", lambda fold: make_network(fold, Ranked()), trains=True),
+    "DSOKR, network, ranked within 10 Da": Model("embedded", make_close, trains=True),
+    "DSOKR, forest": Model("data.X", lambda fold: Forest(trees=30, min_split=2)),
+    "DSOKR, auto": Model("data.X", lambda fold: "auto"),
+    "DSOKR, tokens": Model("tokens", make_tokens, trains=True),
+    "SISOKR, differences": Model("data.detailed", make_sisokr),
+    "DSOKR, ridge, differences": Model("data.detailed", make_ridge),
+    "DSOKR, network, differences": Model("detailed", lambda fold: make_network(fold, Ranked()), trains=True),
+    "DSOKR, network within 10 Da, differences": Model("detailed", make_close, trains=True),
+    "DSOKR, stack, differences": Model("detailed", make_stack, trains=True),
+}
+TOGETHER = {  # means of coordinates
+    "DSOKR, together": ("DSOKR, ridge", "DSOKR, network, ranked", "DSOKR, network, ranked within 10 Da"),
+    "DSOKR, together, differences": (
+        "DSOKR, ridge, differences",
+        "DSOKR, network, differences",
+        "DSOKR, network within 10 Da, differences",
     ),
-    "IOKR": lambda fold: (Full(), KernelRidge(Cosine(), Full(), regularization=1e-4)),
-    "DSOKR, ridge": lambda fold: (
-        SubSample(fold.config.size),
-        KernelRidge(Gaussian(0.5), Full(), regularization=1e-5),
-    ),
 }
-NETWORKS: dict[str, Callable[[Fold], Parts]] = {
-    "DSOKR, network": lambda fold: (SubSample(fold.config.size), make_network(fold, Squared())),
-    "DSOKR, network, ranked": lambda fold: (SubSample(fold.config.size), make_network(fold, Ranked())),
-    "DSOKR, network, ranked within 10 Da": lambda fold: (SubSample(fold.config.size), make_close(fold)),
-}
-FOREST: dict[str, Callable[[Fold], Parts]] = {
-    "DSOKR, forest": lambda fold: (SubSample(fold.config.size), Forest(trees=30, min_split=2)),
-}
-TOGETHER = "DSOKR, together"
-MEMBERS = ("DSOKR, ridge", "DSOKR, network, ranked", "DSOKR, network, ranked within 10 Da")
 BITWISE = "fingerprint network"
 RULES: tuple[Rule, ...] = ("kernel", "cosine")
 
@@ -273,9 +318,11 @@ FULL = MassBankConfig(
     training=replace(
         ADAMW, epochs=15, batch_size=128, warmup_steps=20, weight_decay=0.0, validation_fraction=0.0, progress=False
     ),
-    models=(BITWISE, *RIDGES, *NETWORKS, TOGETHER),
+    models=(BITWISE, *list(MODELS)[:6], "DSOKR, together"),
 )
-FORESTS = replace(FULL, models=(*FOREST,))  # they take longest, and come last
+DIFFERENCES = replace(FULL, models=(*list(MODELS)[9:], "DSOKR, together, differences"))
+SLOW = replace(FULL, models=("DSOKR, forest", "DSOKR, auto"))
+TOKENS = replace(FULL, splits=("molecule", *MASS_SPLITS), models=("DSOKR, tokens",))
 REDUCED = replace(FULL, splits=("molecule",), models=("SISOKR", "DSOKR, ridge"))
 QUICK = replace(
     FULL,
@@ -284,7 +331,7 @@ QUICK = replace(
     size=150,
     width=64,
     training=replace(FULL.training, epochs=60, batch_size=32, warmup_steps=5),
-    models=(*FULL.models, *FOREST),
+    models=(BITWISE, *MODELS, *TOGETHER),
     bits=128,
 )
 
@@ -293,7 +340,7 @@ def measure_model(fold: Fold, name: str) -> Iterator[Row]:
     """Fit a model and rank by every rule."""
     clock = Stopwatch()
     with clock("fitting"):
-        model, z = combine(fold) if name == TOGETHER else fit_model(fold, name)
+        model, z = combine(fold, TOGETHER[name]) if name in TOGETHER else fit_model(fold, name)
     outputs = fold.data.morgan[fold.candidates]
     for rule in RULES:
         yield {
@@ -305,17 +352,20 @@ def measure_model(fold: Fold, name: str) -> Iterator[Row]:
 def fit_model(fold: Fold, name: str) -> tuple[DSOKR, Tensor]:  # (queries, p)
     """A model and the coordinates of the queries, computed once."""
     if name not in fold.coordinates:
-        X = fold.inputs.float() if name in NETWORKS else fold.data.X
-        sketch, regressor = (RIDGES | FOREST | NETWORKS)[name](fold)
+        spec, data = MODELS[name], fold.data
+        X = attrgetter(spec.inputs)(fold)
+        sketch, regressor = spec.sketch or SubSample(fold.config.size), spec.regressor(fold)
         options: Row = {"decoder": Candidates("cosine"), "random_state": 0, "device": "cpu"}
-        model = DSOKR(Tanimoto(), sketch, regressor, **options).fit(X[fold.train], fold.data.morgan[fold.train])
+        groups = fold_by_mass(data.masses[fold.train]) if isinstance(regressor, Stack) else None
+        model = DSOKR(Tanimoto(), sketch, regressor, **options)
+        model.fit(X[fold.train], data.morgan[fold.train], groups=groups)
         fold.coordinates[name] = model, model.coefficients(X[fold.test])
     return fold.coordinates[name]
 
 
-def combine(fold: Fold) -> tuple[DSOKR, Tensor]:  # (queries, p)
+def combine(fold: Fold, members: tuple[str, ...]) -> tuple[DSOKR, Tensor]:  # (queries, p)
     """The mean of the members' coordinates: they share a basis."""
-    fits = [fit_model(fold, name) for name in MEMBERS]
+    fits = [fit_model(fold, name) for name in members]
     return fits[0][0], torch.stack([z for _, z in fits]).mean(dim=0)
 
 
@@ -397,5 +447,10 @@ def draw(folder: Path, image: Path) -> Path:
 
 
 STUDY = Study(
-    "massbank", {"full": (FULL, FORESTS), "reduced": (REDUCED,), "quick": (QUICK,)}, run, tabulate, COLUMNS, draw
+    "massbank",
+    {"full": (FULL, DIFFERENCES, SLOW, TOKENS), "reduced": (REDUCED,), "quick": (QUICK,)},
+    run,
+    tabulate,
+    COLUMNS,
+    draw,
 )

@@ -205,6 +205,22 @@ def test_a_row_without_a_number_is_skipped_and_one_without_candidates_counted(ds
     assert {int(row["row"]) for row in read(tmp_path / "r.csv")} == {2, *range(5, 26)}
 
 
+def test_the_mass_follows_from_precursor_and_adduct(dsokr, tables, model, tmp_path, facts):  # noqa: F811
+    text, masses = "atom6 atom6 atom8", [mass for _, mass in facts.values()]
+    shifts = {"[M+H]+": 1.007276, "[M+Na]+": 22.989218, "[M-H]-": -1.007276}
+    adducts = [*shifts] * 5
+    rows = [[text, mass + shifts[adduct], adduct] for mass, adduct in zip(masses, adducts, strict=False)]
+    table = write(tmp_path / "q.csv", ["text", "precursor_mz", "adduct"], [*rows, [text, 99.0, "M+H"]])
+    wish = ("--candidates", tables / "library.csv", "--show", "exact_mass", "--within", "exact_mass=neutral_mass:5ppm")
+    done = dsokr("rank", model, table, *wish, "--out", tmp_path / "r.csv")
+    assert "neutral_mass is not a number here: precursor_mz is '99.0', adduct is 'M+H'." in done.stderr
+    found = read(tmp_path / "r.csv")
+    assert {int(row["row"]) for row in found} == set(range(2, 2 + len(rows)))
+    for row in found:
+        mass = masses[int(row["row"]) - 2]
+        assert abs(float(row["candidate_exact_mass"]) - mass) <= 1.1e-5 * mass
+
+
 def test_sets_among_possible_candidates_hold_the_right_one(dsokr, tables, model, tmp_path, smiles):  # noqa: F811
     known, rows = set(smiles), []
     for s in chem.many_smiles(molecules.generate(700, seed=1, max_atoms=6)):

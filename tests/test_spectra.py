@@ -5,7 +5,7 @@ import pytest
 
 from dsokr import spectra
 from dsokr.errors import InputError
-from dsokr.spectra import Spectrum, bins, parse, pool, read
+from dsokr.spectra import Spectrum, bins, differences, find_mass, parse, pool, read
 
 MGF = """# made for a test
 BEGIN IONS
@@ -200,3 +200,57 @@ def test_spectra_of_a_molecule_are_averaged():
     assert first.precursor == 90.0 and first.metadata == {"name": "A"} and peaks(second) == [(70.0, 1.0)]
     with pytest.raises(InputError, match="pool needs a key for every spectrum. Got 1 keys of 2 spectra."):
         pool([a, b], ["A"])
+
+
+def test_differences_are_those_of_all_pairs_of_the_largest_peaks():
+    rng = np.random.default_rng(0)
+    mz, intensity = np.sort(rng.uniform(50, 400, 30)), rng.integers(1, 1000, 30).astype(float)
+    X = differences([parse("50:1"), Spectrum(mz, intensity)], 0.5, most=8, least=5.0, largest=200.0).toarray()
+    expected, strong = np.zeros(401), np.argsort(-intensity, kind="stable")[:8]
+    for i in strong:
+        for j in strong:
+            if 5 <= mz[j] - mz[i] <= 200:
+                expected[round((mz[j] - mz[i]) / 0.5)] += (intensity[i] * intensity[j]) ** 0.5 / intensity.max()
+    np.testing.assert_allclose(X, [np.zeros(401), expected])
+    with pytest.raises(InputError, match="Bins need 0 < width <= largest. Got width=0 and largest=300.0."):
+        differences([parse("50:1")], 0)
+
+
+@pytest.mark.parametrize(
+    ("adduct", "molecules", "charge", "added"),  # of the table of adducts of the Fiehn lab
+    [
+        ("[M+H]+", 1, 1, 1.007276),
+        ("[M+Na]+", 1, 1, 22.989218),
+        ("[M+K]+", 1, 1, 38.963158),
+        ("[M+NH4]+", 1, 1, 18.033823),
+        ("[M+ACN+H]+".replace("ACN", "C2H3N"), 1, 1, 42.033823),
+        ("[M-H2O+H]+", 1, 1, -17.003289),
+        ("[M+2H]2+", 1, 2, 2 * 1.007276),
+        ("[M+H+Na]2+", 1, 2, 2 * 11.998247),
+        ("[2M+Na]+", 2, 1, 22.989218),
+        ("[M-H]-", 1, 1, -1.007276),
+        ("[M+Cl]-", 1, 1, 34.969402),
+        ("[M + HCOO]-", 1, 1, 44.998201),
+        ("[2M-H]-", 2, 1, -1.007276),
+        ("[M]+", 1, 1, -0.000549),
+    ],
+)
+def test_masses_by_adducts(adduct, molecules, charge, added):
+    mass = 180.06339
+    precursor = (molecules * mass + added) / charge
+    assert find_mass(precursor, adduct) == pytest.approx(mass, abs=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("adduct", "message"),
+    [
+        ("M+H", "An adduct is written like [M+H]+, [M-H2O+H]+ or [2M+Na]+. Got 'M+H'."),
+        ("[M+]+", "An adduct is written like"),
+        ("", "An adduct is written like"),
+        ("[M+Ag]+", "The adduct [M+Ag]+ has Ag. The elements known are H, Li, C,"),
+    ],
+)
+def test_adducts_that_cannot_be_read(adduct, message):
+    with pytest.raises(InputError) as error:
+        find_mass(100.0, adduct)
+    assert message in str(error.value)

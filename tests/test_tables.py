@@ -84,14 +84,25 @@ def test_spectra_are_rows_with_their_fields(tmp_path):
     with gzip.open(tmp_path / "t.mgf.gz", "wt") as file:
         file.write(text)
     rows = read(tmp_path / "t.mgf.gz")
-    assert rows.numbers == [6, 9] and list(rows.cells) == ["pepmass", "smiles", "charge", "precursor_mz", "peaks"]
+    assert rows.numbers == [6, 9] and list(rows.cells) == [
+        "pepmass",
+        "smiles",
+        "charge",
+        "precursor_mz",
+        "adduct",
+        "peaks",
+    ]
     assert rows.cells["precursor_mz"] == ["181.07", ""] and rows.cells["peaks"] == ["50.1:10 60.2:20", ""]
     assert read(tmp_path / "t.mgf.gz", ["smiles"]).cells == {"smiles": ["CCO", ""]}
-    (tmp_path / "t.msp").write_text("Name: a\nPrecursor_mz: 99.5\nNum peaks: 2\n50 1; 60 2\n\nName: b\nNum peaks: 0\n")
+    (tmp_path / "t.msp").write_text(
+        "Name: a\nPrecursor_mz: 99.5\nPrecursor_type: [M+H]+\nNum peaks: 2\n50 1; 60 2\n\nName: b\nNum peaks: 0\n"
+    )
     assert read(tmp_path / "t.msp").cells == {
         "name": ["a", "b"],
         "precursor_mz": ["99.5", ""],
+        "precursor_type": ["[M+H]+", ""],
         "num peaks": ["2", "0"],
+        "adduct": ["[M+H]+", ""],
         "peaks": ["50:1 60:2", ""],
     }
     (tmp_path / "t.msp").write_text("\n")

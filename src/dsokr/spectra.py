@@ -23,6 +23,15 @@ SCALES: dict[Intensity, Callable[[np.ndarray], np.ndarray]] = {
     "linear": lambda share: share,
 }
 PRECURSORS = ("pepmass", "precursormz", "precursor_mz", "precursor m/z")  # what files call it, in lower case
+ADDUCTS = ("adduct", "precursor_type", "precursortype", "ion")  # the same for the adduct
+ELECTRON = 0.000548580  # dalton
+ELEMENTS = ("H", "Li", "C", "N", "O", "F", "Na", "P", "S", "Cl", "K", "Br")  # of adducts, and their masses:
+WEIGHTS = (
+    *(1.00782503, 7.01600344, 12.0, 14.003074, 15.99491462, 18.99840316),
+    *(22.98976928, 30.973762, 31.97207117, 34.96885268, 38.96370649, 78.9183376),
+)
+MASSES = dict(zip(ELEMENTS, WEIGHTS, strict=True))
+ADDUCT = re.compile(r"\[(\d*)M((?:[+-]\d*(?:[A-Z][a-z]?\d*)+)*)\](\d*)([+-])")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +95,27 @@ def _make_spectrum(cells: list[list[str]], precursor: float | None, metadata: di
     if (wrong := next((peak for peak in cells if len(peak) != 2), None)) is not None:
         raise InputError(f"A peak must be an m/z and an intensity. Got {' '.join(wrong)!r:.80}.")
     return Spectrum([mz for mz, _ in cells], [size for _, size in cells], precursor, metadata or {})  # type: ignore[arg-type] # arrays are made there
+
+
+def find_mass(precursor: float, adduct: str) -> float:
+    """Return the monoisotopic mass of a molecule from the m/z of its precursor and the adduct, such as [M+H]+.
+
+    >>> round(find_mass(47.0491, "[M+H]+"), 3), round(find_mass(45.0346, "[M-H]-"), 3)
+    (46.042, 46.042)
+    """
+    found = ADDUCT.fullmatch(adduct.replace(" ", ""))
+    if not found:
+        raise InputError(f"An adduct is written like [M+H]+, [M-H2O+H]+ or [2M+Na]+. Got {adduct!r:.40}.")
+    molecules, parts, charges, sign = found.groups()
+    charge = int(charges or 1) * (1 if sign == "+" else -1)
+    added = -charge * ELECTRON
+    for way, times, formula in re.findall(r"([+-])(\d*)((?:[A-Z][a-z]?\d*)+)", parts):
+        atoms = re.findall(r"([A-Z][a-z]?)(\d*)", formula)
+        if unknown := [element for element, _ in atoms if element not in MASSES]:
+            raise InputError(f"The adduct {adduct} has {unknown[0]}. The elements known are {', '.join(MASSES)}.")
+        mass = sum(MASSES[element] * int(number or 1) for element, number in atoms)
+        added += mass * int(times or 1) * (1 if way == "+" else -1)
+    return (precursor * abs(charge) - added) / int(molecules or 1)
 
 
 def read(path: str | Path) -> list[Spectrum]:
@@ -193,6 +223,32 @@ def bins(
     table = sp.hstack([_fill_bins(own, shares, width, int(heaviest / width) + 1) for own in values], format="csr")
     table.data = SCALES[intensity](table.data)
     return table
+
+
+def differences(
+    spectra: Sequence[Spectrum], width: float = 0.01, *, most: int = 20, least: float = 10.0, largest: float = 300.0
+) -> sp.csr_array:  # (n, bins)
+    """Add up the differences in m/z between peaks of every spectrum, in bins centred at the multiples of ``width``.
+
+    The ``most`` largest peaks are compared with each other. A pair counts by the square root of the product of their
+    relative intensities. Differences below ``least`` or above ``largest`` are left out.
+
+    >>> X = differences([Spectrum([50.0, 65.0, 93.0], [1, 4, 4])], width=1.0)
+    >>> dict(zip(X.indices.tolist(), X.data.tolist()))
+    {15: 0.5, 28: 1.0, 43: 0.5}
+    """
+    if not 0 < width <= largest < np.inf:
+        raise InputError(f"Bins need 0 < width <= largest. Got width={width} and largest={largest}.")
+    values, weights = [], []
+    for one in spectra:
+        strongest = np.sort((-one.intensity).argsort(kind="stable")[:most])
+        first, second = np.triu_indices(len(strongest), 1)
+        mz, share = one.mz[strongest], _shares(one)[strongest]
+        gap = mz[second] - mz[first]
+        kept = (gap >= least) & (gap <= largest)
+        values.append(gap[kept])
+        weights.append(np.sqrt(share[first] * share[second])[kept])
+    return _fill_bins(values, weights, width, int(largest / width) + 1)
 
 
 def _find_precursor(spectrum: Spectrum, index: int) -> float:

@@ -69,6 +69,7 @@ class Molecules:
     """n molecules with spectra, all spectra of a molecule averaged, and further candidates behind them."""
 
     X: sp.csr_array  # (n, bins) of unit length: peaks and losses
+    detailed: sp.csr_array  # (n, bins) of unit length: peaks and losses as logarithms, and differences of peaks
     parts: np.ndarray  # (n,) "train", "valid" or "test"
     scaffolds: np.ndarray  # (n,) of str, after Bemis and Murcko; "" for molecules without rings
     measured: np.ndarray  # (n,) mass by the precursors of the spectra
@@ -97,8 +98,11 @@ def prepare_molecules(massbank: Path, chebi: Path, width: float = 0.01) -> Molec
     precursors: dict[str, list[float]] = {}
     for key, row in zip(keys, rows, strict=True):
         precursors.setdefault(key, []).append(float(row["precursor_mz"]))
+    pooled = spectra.pool(peaks, keys)
+    gaps = average_rows(spectra.differences(peaks, width), keys).sqrt()
     return describe_molecules(
-        spectra.bins(spectra.pool(peaks, keys), width),
+        spectra.bins(pooled, width),
+        join_parts(spectra.bins(pooled, width, intensity="log"), gaps),
         np.array([row["split"] for row in molecules]),
         np.array([np.median(own) - PROTON for own in precursors.values()]),
         [row["smiles"] for row in molecules],
@@ -106,8 +110,26 @@ def prepare_molecules(massbank: Path, chebi: Path, width: float = 0.01) -> Molec
     )
 
 
+def average_rows(rows: sp.csr_array, keys: list[str]) -> sp.csr_array:
+    """The means of rows that share a key, in the order in which keys occur first."""
+    number: dict[str, int] = {}
+    owner = np.array([number.setdefault(key, len(number)) for key in keys])
+    weights = 1 / np.bincount(owner)[owner]
+    return sp.csr_array((weights, (owner, np.arange(len(keys)))), shape=(len(number), len(keys))) @ rows
+
+
+def join_parts(*parts: sp.csr_array) -> sp.csr_array:
+    """Representations side by side, each of unit length: the cosine of rows is the mean of those of the parts."""
+    return sp.hstack([normalize(part) for part in parts], format="csr")
+
+
 def describe_molecules(
-    X: sp.csr_array, parts: np.ndarray, measured: np.ndarray | None, smiles: list[str], others: list[str]
+    X: sp.csr_array,
+    detailed: sp.csr_array,
+    parts: np.ndarray,
+    measured: np.ndarray | None,
+    smiles: list[str],
+    others: list[str],
 ) -> Molecules:
     """Molecules by their SMILES; without masses by spectra, these are exact."""
     from rdkit import Chem, rdBase
@@ -121,6 +143,7 @@ def describe_molecules(
     masses = np.array([rdMolDescriptors.CalcExactMolWt(mol) for mol in mols])
     return Molecules(
         normalize(X),
+        normalize(detailed),
         parts,
         np.array([MurckoScaffoldSmiles(text) for text in smiles]),
         masses[: len(smiles)] if measured is None else measured,
@@ -151,4 +174,4 @@ def generate_molecules(n: int, others: int, seed: int = 0) -> Molecules:
     found = chem.fingerprints(smiles[:n], radius=1, chirality=False)
     peaks = sp.csr_array((found.data, found.indices % 997, found.indptr), shape=(n, 997))
     parts = np.random.default_rng(seed).permutation(np.repeat(["train", "test"], [n - n // 4, n // 4]))
-    return describe_molecules(peaks.sqrt(), parts, None, smiles[:n], smiles[n:])
+    return describe_molecules(peaks.sqrt(), join_parts(peaks, peaks @ peaks.T), parts, None, smiles[:n], smiles[n:])

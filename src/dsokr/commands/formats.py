@@ -211,10 +211,14 @@ def _read_spectra(path: Path, columns: list[str]) -> Iterator[Record]:
     names = dict.fromkeys(chain.from_iterable(fields for _, fields, _ in islice(_read_records(path), NAMES_SAMPLE)))
     if not names:
         raise InputError(f"{path} has no spectra.")
-    yield 0, [*dict.fromkeys([*names, "precursor_mz", "peaks"])]
+    yield 0, [*dict.fromkeys([*names, "precursor_mz", "adduct", "peaks"])]
     for number, fields, peaks in _read_records(path):
-        precursor = next((fields[name] for name in spectra.PRECURSORS if fields.get(name)), "")
-        cells = {"precursor_mz": precursor.partition(" ")[0], **fields, "peaks": " ".join(map(":".join, peaks))}
+        precursor, adduct = (
+            next((fields[name] for name in known if fields.get(name)), "")
+            for known in (spectra.PRECURSORS, spectra.ADDUCTS)
+        )
+        computed = {"precursor_mz": precursor.partition(" ")[0], "adduct": adduct}
+        cells = {**computed, **fields, "peaks": " ".join(map(":".join, peaks))}
         yield number, [cells.get(name, "") for name in columns]
 
 

@@ -2,18 +2,21 @@
 
 import ast
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dsokr import spectra
 from dsokr.commands.cells import shorten
 from dsokr.commands.columns import Labels, Molecule, OutputKind
 from dsokr.commands.options import PossibleOptions
@@ -33,6 +36,7 @@ SIGNS: Mapping[type, Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
+NEUTRAL = {"neutral_mass": ["precursor_mz", "adduct"]}  # a column of inputs that is computed from others
 OF_MOLECULES = ("formula", "exact_mass")  # columns that are computed where a file has none of this name
 
 
@@ -49,7 +53,9 @@ class Wish:
         """The columns of the inputs that are needed."""
         if self.tolerance is None or self.formula in table.columns:
             return table.check_columns([self.formula])
-        return table.check_columns([node.id for node in ast.walk(self._parse()) if isinstance(node, ast.Name)])
+        names = [node.id for node in ast.walk(self._parse()) if isinstance(node, ast.Name)]
+        needed = ([name] if name in table.columns else NEUTRAL.get(name, [name]) for name in names)
+        return table.check_columns([*chain.from_iterable(needed)])
 
     def compute(self, rows: Rows, problems: Problems) -> Condition:
         """What the candidates of every row must have; rows without it are problems."""
@@ -57,6 +63,10 @@ class Wish:
             return Condition.equal(self.column, rows.cells[self.formula])
         names = self.names(rows.table)
         numbers = {name: as_numbers(rows.cells[name]) for name in names}
+        if "neutral_mass" not in names and set(NEUTRAL["neutral_mass"]) <= set(names):
+            numbers["neutral_mass"] = np.array(
+                [_find_mass(*row) for row in zip(*(rows.cells[name] for name in NEUTRAL["neutral_mass"]), strict=True)]
+            )
         with np.errstate(divide="ignore", invalid="ignore"):
             middle = numbers[self.formula] if self.formula in names else _compute(self._parse().body, numbers)
         middle = np.broadcast_to(middle, len(rows.numbers))
@@ -80,6 +90,14 @@ class Wish:
 
     def _refuse(self) -> InputError:
         return InputError(f"--within: {self.formula!r} is neither a column nor made of columns and numbers by + - * /.")
+
+
+def _find_mass(precursor: str, adduct: str) -> float:
+    """The mass of the molecule; NaN if the adduct cannot be read."""
+    try:
+        return spectra.find_mass(as_numbers([precursor])[0].item(), adduct)
+    except InputError:
+        return math.nan
 
 
 def _compute(node: Any, numbers: Mapping[str, np.ndarray]) -> Any:
