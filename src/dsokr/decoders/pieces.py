@@ -34,11 +34,11 @@ class Pieces(NamedTuple):
         count = len(edge_labels)
         many = self.take(np.repeat(np.arange(len(self.labels)), count))
         many = many._replace(labels=np.tile(edge_labels, len(self.labels)))
-        return many.take(np.flatnonzero(_have_stars(*many[2:], *as_arrays(self.graphs), stars)))
+        return many.take(np.flatnonzero(_have_stars(many.as_arrays(), stars)))
 
     def distinct(self, groups: np.ndarray) -> Pieces:
         """The first of equal pieces in the graphs of a group; ``groups`` are those of the graphs."""
-        names = _name(*self[2:], *as_arrays(self.graphs), 4)
+        names = _name(self.as_arrays(), 4)
         keys = np.stack([groups[self.owners].astype(np.uint64), names])
         return self.take(np.sort(np.unique(keys, axis=1, return_index=True)[1]))
 
@@ -48,12 +48,13 @@ class Pieces(NamedTuple):
 
     def join(self, others: Pieces, a: np.ndarray, b: np.ndarray) -> GraphBatch:
         """Join pieces a[i] and others[b[i]] by an edge between their roots; it has the label of the first piece."""
-        parts = (*self[2:], *as_arrays(self.graphs)), (*others[2:], *as_arrays(others.graphs))
-        return GraphBatch.from_edges(*_join(*parts, a, b))
+        return GraphBatch.from_edges(*_join(self.as_arrays(), others.as_arrays(), a, b))
 
-
-def as_arrays(graphs: GraphBatch) -> tuple[np.ndarray, ...]:
-    return graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels
+    def as_arrays(self) -> tuple[np.ndarray, ...]:
+        """What compiled code needs."""
+        graphs = self.graphs
+        own = graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels
+        return self.labels, self.starts, self.nodes, *own
 
 
 def cut(graphs: GraphBatch) -> Pieces:
@@ -83,8 +84,8 @@ def root_at_all_nodes(graphs: GraphBatch) -> Pieces:
 
 def concatenate_pieces(a: Pieces, b: Pieces) -> Pieces:
     """All pieces of both, which are of the same graphs."""
-    parts = (np.concatenate(pair) for pair in zip((a.owners, a.labels), (b.owners, b.labels), strict=True))
-    return Pieces(a.graphs, *parts, np.append(a.starts, a.starts[-1] + b.starts[1:]), np.append(a.nodes, b.nodes))
+    owners, labels, nodes = (np.append(a[field], b[field]) for field in (1, 2, 4))
+    return Pieces(a.graphs, owners, labels, np.append(a.starts, a.starts[-1] + b.starts[1:]), nodes)
 
 
 def name_stars(graphs: GraphBatch) -> np.ndarray:  # (nodes,) uint64
@@ -144,8 +145,9 @@ def _cut(offsets, indptr, neighbors):  # type: ignore[no-untyped-def] # compiled
 
 
 @compiled
-def _name(ends, starts, nodes, labels, indptr, neighbors, edge_labels, rounds):  # type: ignore[no-untyped-def] # compiled
+def _name(pieces, rounds):  # type: ignore[no-untyped-def] # compiled
     """Names of pieces with their root and missing edge, by Weisfeiler-Lehman labels within the piece."""
+    ends, starts, nodes, labels, indptr, neighbors, edge_labels = pieces
     names, inside = np.empty(len(ends), np.uint64), np.full(len(labels), -1)
     old, new = np.empty(len(labels), np.uint64), np.empty(len(labels), np.uint64)
     for p in range(len(ends)):
@@ -168,8 +170,9 @@ def _name(ends, starts, nodes, labels, indptr, neighbors, edge_labels, rounds): 
 
 
 @compiled
-def _have_stars(ends, starts, nodes, labels, indptr, neighbors, edge_labels, stars):  # type: ignore[no-untyped-def] # compiled
+def _have_stars(pieces, stars):  # type: ignore[no-untyped-def] # compiled
     """Whether each root has one of the stars, with its missing edge; without one the label of that is NOTHING."""
+    ends, starts, nodes, labels, indptr, neighbors, edge_labels = pieces
     found, inside = np.zeros(len(ends), np.bool_), np.full(len(labels), -1)
     for p in range(len(ends)):
         for v in nodes[starts[p] : starts[p + 1]]:
