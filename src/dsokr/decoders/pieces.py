@@ -84,8 +84,9 @@ def root_at_all_nodes(graphs: GraphBatch) -> Pieces:
 
 def concatenate_pieces(a: Pieces, b: Pieces) -> Pieces:
     """All pieces of both, which are of the same graphs."""
-    owners, labels, nodes = (np.append(a[field], b[field]) for field in (1, 2, 4))
-    return Pieces(a.graphs, owners, labels, np.append(a.starts, a.starts[-1] + b.starts[1:]), nodes)
+    starts = np.append(a.starts, a.starts[-1] + b.starts[1:])
+    owners, labels = np.append(a.owners, b.owners), np.append(a.labels, b.labels)
+    return Pieces(a.graphs, owners, labels, starts, np.append(a.nodes, b.nodes))
 
 
 def name_stars(graphs: GraphBatch) -> np.ndarray:  # (nodes,) uint64
