@@ -59,7 +59,7 @@ class Chebi20Config:
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
 
-FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JOINT_ENSEMBLES)
+FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JOINT_ENSEMBLES, generation=Generation())
 WORDED = Chebi20Config(  # which is behind the encoder alone
     encoder=models.LARGER + models.AND_WORDS,
     methods=(models.OURS[1],),
@@ -79,6 +79,7 @@ LARGE = Chebi20Config(
     rates=(0.2, 0.4),
     shares=(),
     patient=("ours, two tanimotos",),
+    generation=Generation(),
 )
 REDUCED = Chebi20Config(  # for two cores, without an encoder
     encoder=models.WORDS,

@@ -208,8 +208,8 @@ def tabulate(folder: Path) -> list[Row]:
         own = [row for row in rows if identify_method(row) == method]
         metrics = ("ged",) if method[0] in NO_EDGE_LABELS else ("ged", "ged_edge_labels", "exact")
         if own:
-            metrics += tuple(m for m in MISSES if all(m in row["metrics"] for row in own))
-            spread = {m: mean_and_sd(row["metrics"][m] for row in own) for m in metrics if m in own[0]["metrics"]}
+            known = [m for m in (*metrics, *MISSES) if all(m in row["metrics"] for row in own)]
+            spread = {m: mean_and_sd(row["metrics"][m] for row in own) for m in known}
             table.append({"name": name, "splits": len(own), "n_train": own[0]["n_train"]} | spread)
     return table
 

@@ -91,24 +91,18 @@ def concatenate_pieces(a: Pieces, b: Pieces) -> Pieces:
 
 def name_stars(graphs: GraphBatch) -> np.ndarray:  # (nodes,) uint64
     """Hash the label of every node together with the labels of its edges."""
-    around = np.add.reduceat(np.append(_mix_all(graphs.edge_labels), np.uint64(0)), graphs.indptr[:-1])
-    return _pair_all(graphs.labels, np.where(graphs.degrees() > 0, around, np.uint64(0)))
+    return _name_stars(graphs.labels, graphs.indptr, graphs.edge_labels)
 
 
 @compiled
-def _mix_all(values: np.ndarray) -> np.ndarray:
-    out = np.empty(len(values), np.uint64)
-    for k in range(len(values)):
-        out[k] = mix(values[k])
-    return out
-
-
-@compiled
-def _pair_all(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    out = np.empty(len(first), np.uint64)
-    for k in range(len(first)):
-        out[k] = pair(first[k], second[k])
-    return out
+def _name_stars(labels: np.ndarray, indptr: np.ndarray, edge_labels: np.ndarray) -> np.ndarray:
+    names = np.empty(len(labels), np.uint64)
+    for v in range(len(labels)):
+        around = np.uint64(0)
+        for k in range(indptr[v], indptr[v + 1]):
+            around += mix(edge_labels[k])
+        names[v] = pair(labels[v], around)
+    return names
 
 
 @compiled
@@ -201,12 +195,14 @@ def _sum(starts: np.ndarray, nodes: np.ndarray, rows: np.ndarray) -> np.ndarray:
 @compiled
 def _join(one, two, a, b):  # type: ignore[no-untyped-def] # compiled
     """The numbers of nodes, the nodes' labels, the numbers of edges and the edges of joined pieces."""
-    sizes, edges, nodes, slots = np.empty(len(a), np.int64), np.empty(len(a), np.int64), 0, 0
+    sizes, edges, nodes, free = np.empty(len(a), np.int64), np.empty(len(a), np.int64), 0, 0
     for t in range(len(a)):
         sizes[t] = one[1][a[t] + 1] - one[1][a[t]] + two[1][b[t] + 1] - two[1][b[t]]
-        slots += _count_slots(one, a[t]) + _count_slots(two, b[t]) + 1
-    labels, ends = np.empty(sizes.sum(), np.int64), np.empty((slots, 3), np.int64)
-    places, others, free = np.full(len(one[3]), -1), np.full(len(two[3]), -1), 0
+    most = 1
+    for indptr in (one[4], two[4]):
+        most = max(most, np.diff(indptr).max() if len(indptr) > 1 else 0)
+    labels, ends = np.empty(sizes.sum(), np.int64), np.empty((sizes.sum() * most + len(a), 3), np.int64)
+    places, others = np.full(len(one[3]), -1), np.full(len(two[3]), -1)
     for t in range(len(a)):
         start, n = free, one[1][a[t] + 1] - one[1][a[t]]
         free = _write(one, a[t], places, 0, labels[nodes:], ends, free)
@@ -216,15 +212,6 @@ def _join(one, two, a, b):  # type: ignore[no-untyped-def] # compiled
             free += 1
         edges[t], nodes = free - start, nodes + sizes[t]
     return sizes, labels, edges, ends[:free].copy()
-
-
-@compiled
-def _count_slots(pieces, p):  # type: ignore[no-untyped-def] # compiled
-    _, starts, nodes, _, indptr, _, _ = pieces
-    total = 0
-    for v in nodes[starts[p] : starts[p + 1]]:
-        total += indptr[v + 1] - indptr[v]
-    return total
 
 
 @compiled
