@@ -131,9 +131,9 @@ def run(config: Chebi20Config, session: Session) -> None:
     task = load_task(config, session)
     count_shared_representations(task, session)
     compare_sizes(config, task, session)
-    alone = replace(config, ensembles={})
+    alone, rates = replace(config, ensembles={}), dict[str, float]()
     for method in config.methods:
-        rate = tune(config, method, task, session)
+        rate = rates[method.name] = tune(config, method, task, session)
         for seed in config.seeds:
             run_method(config, method, task, rate, seed, session)
         if method.name == config.learner:
@@ -146,7 +146,7 @@ def run(config: Chebi20Config, session: Session) -> None:
         if config.encoder == [*members][-1]:  # else other encoders are still to come
             run_ensemble(config, name, task, session)
     if config.generation is not None:
-        run_generation(config.generation, task, config.training, config.rates[-1], config.seeds[0], session)
+        run_generation(config.generation, task, config.training, rates[config.learner], config.seeds[0], session)
 
 
 def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
