@@ -4,8 +4,8 @@
     python bench/graph_search.py --chebi20             # by size: 9, 15, 20, 30 and 40 atoms; FOLDER/chebi20
 
 Without QM9 it takes generated molecules, and says so. Coordinates of QM9 are the true ones of molecules that are not
-candidates, with noise: its size is the error of the networks of the SMI2Mol study. On ChEBI-20 they are the true ones of
-test molecules, with charges and stereochemistry; the candidates are the training molecules.
+candidates, with noise: its size is the error of the networks of the SMI2Mol study. On ChEBI-20 they are the true ones
+of test molecules, with charges and stereochemistry; the candidates are the training molecules.
 """
 
 import argparse
@@ -84,9 +84,7 @@ def search_by_size(folder: str | None, count: int, m: int, pieces: int, beam: in
     embedded, domain = EmbeddedOutputs(basis, known), LabelledGraphs.like(known)
     decoder = GraphSearch(domain, "projected", beam=beam, budget=budget, pieces=pieces)
     decoder.decode(basis, basis.embed(known[:2]), embedded)  # compile, and embed the candidates
-    print(
-        f"ChEBI-20, {count} molecules of each size, {len(known):,} candidates, p = {basis.dim}, one thread, {decoder.beam=}"
-    )
+    print(f"ChEBI-20, {len(known):,} candidates, p = {basis.dim}, one thread; {beam=}, {budget=:,}, {pieces=}")
     for size in SIZES:
         rows = np.random.default_rng(0).permutation(tested[sizes[tested] == size])[:count]
         truth = graphs[rows]

@@ -8,6 +8,7 @@ The text of a page is a template in studies/pages with fields for ``str.format``
 import math
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import NormalDist, mean
 from typing import Any
@@ -17,6 +18,7 @@ from dsokr.graphs import Graph
 from dsokr.metrics import edit_distance
 from studies import (
     chebi20,
+    chebi20_generation,
     coloring,
     fingerprint2graph,
     guarantees,
@@ -28,7 +30,17 @@ from studies import (
     synthetic,
     vectors,
 )
-from studies.chebi20_models import ALL_KERNELS, AND_WORDS, JOINT_ENSEMBLES, LARGER, OUR_ENSEMBLE, OURS, SMALL, WORDS
+from studies.chebi20_models import (
+    ALL_KERNELS,
+    AND_WORDS,
+    JOINT_ENSEMBLES,
+    LARGER,
+    OUR_ENSEMBLE,
+    OURS,
+    SMALL,
+    TEST_POOL,
+    WORDS,
+)
 from studies.chebi20_tables import PAPER, select_whole, tabulate_perfect_h
 from studies.data import odor
 from studies.data.label_ranking import SOURCES as RANKINGS
@@ -299,6 +311,32 @@ def tabulate_chebi20_further(rows: list[Row], folder: Path) -> Fields:
         "reduced_hardware": name_hardware(read_rows(reduced(folder) / "models.jsonl")[0]),
         "ties": write_table(ties, [row for row in rows if "optimistic_hits@1" in row]),
         "ceilings": write_table(ceilings, read_rows(folder / "ceilings.jsonl")),
+        "pools": describe_pools(rows),
+        **describe_generation(folder),
+    }
+
+
+def describe_pools(rows: list[Row]) -> str:
+    """Hits@1 in both pools by three conventions for ties, of the models that were measured in both."""
+    both = [row for row in rows if f"{TEST_POOL}hits@1" in row]
+    if not both:
+        return "The rows so far have one pool only; new rows will have both."
+    names = {"all, ": "", "test, ": TEST_POOL}
+    columns = {"method": "{name}", "encoder": "{encoder}", "models": "{models}"}
+    for (pool, prefix), ties in product(names.items(), ("pessimistic_", "", "optimistic_")):
+        columns[f"{pool}{ties.rstrip('_') or 'half a rank'}"] = f"{{{prefix}{ties}hits@1:.1%}}"
+    return write_table(columns, both)
+
+
+def describe_generation(folder: Path) -> Fields:
+    rows = [row for place in (folder, reduced(folder)) for row in read_rows(place / "generation.jsonl")]
+    last = {row["method"]: row["metrics"] | row for row in rows}
+    return {
+        "generation": write_table(chebi20_generation.COLUMNS, chebi20_generation.tabulate_generation(rows)),
+        "generation_hardware": name_hardware(rows[-1]),
+        "listed": last[chebi20_generation.TRAINING_MOLECULE],
+        "searched": last[chebi20_generation.SEARCH],
+        "perfect": last[chebi20_generation.PERFECT],
     }
 
 

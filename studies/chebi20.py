@@ -59,7 +59,7 @@ class Chebi20Config:
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
 
-FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JOINT_ENSEMBLES)
+FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JOINT_ENSEMBLES, generation=Generation())
 WORDED = Chebi20Config(  # which is behind the encoder alone
     encoder=models.LARGER + models.AND_WORDS,
     methods=(models.OURS[1],),
@@ -79,6 +79,7 @@ LARGE = Chebi20Config(
     rates=(0.2, 0.4),
     shares=(),
     patient=("ours, two tanimotos",),
+    generation=Generation(),
 )
 REDUCED = Chebi20Config(  # for two cores, without an encoder
     encoder=models.WORDS,
@@ -130,9 +131,9 @@ def run(config: Chebi20Config, session: Session) -> None:
     task = load_task(config, session)
     count_shared_representations(task, session)
     compare_sizes(config, task, session)
-    alone = replace(config, ensembles={})
+    alone, rates = replace(config, ensembles={}), dict[str, float]()
     for method in config.methods:
-        rate = tune(config, method, task, session)
+        rate = rates[method.name] = tune(config, method, task, session)
         for seed in config.seeds:
             run_method(config, method, task, rate, seed, session)
         if method.name == config.learner:
@@ -145,7 +146,7 @@ def run(config: Chebi20Config, session: Session) -> None:
         if config.encoder == [*members][-1]:  # else other encoders are still to come
             run_ensemble(config, name, task, session)
     if config.generation is not None:
-        run_generation(config.generation, task, config.training, config.rates[-1], config.seeds[0], session)
+        run_generation(config.generation, task, config.training, rates[config.learner], config.seeds[0], session)
 
 
 def load_task(config: Chebi20Config, session: Session) -> models.TextTask:

@@ -73,7 +73,7 @@ def run_generation(
     """Train, search, keep the graphs, and measure them."""
     key: Row = {"experiment": "chebi20", "encoder": task.encoder, "training_texts": task.data.training_texts}
     key |= {"n_train": len(task.data.train.texts), "kernel": str(generation.kernel), "sketch": str(generation.sketch)}
-    key |= {"loss": str(generation.loss), "rate": rate, "epochs": training.epochs, "seed": seed}
+    key |= {"loss": models.describe(generation.loss), "rate": rate, "epochs": training.epochs, "seed": seed}
     chosen = choose_texts(generation, task)
     key |= {"n_test": len(chosen)}
     search = generation.search

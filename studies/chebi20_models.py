@@ -34,6 +34,8 @@ from studies.results import Row
 WORDS = "bag of words"  # in place of an encoder: nothing is pretrained
 AND_WORDS = f" + {WORDS}"  # after an encoder's name: the outputs of both are added up
 QUERIES = 512  # texts whose scores for all molecules are held at once
+TIES = {"middle": "", "optimistic": "optimistic_", "pessimistic": "pessimistic_"}  # prefixes of metrics
+TEST_POOL = "test_pool_"
 MOL2VEC, MORGAN, FLAT, GRAPH = range(4)  # the views of a molecule
 
 SQUARED = Squared()
@@ -165,8 +167,19 @@ def dsokr(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUA
         molecules, diag = model.known_.coordinates()
         return ModelVectors.of(model.coefficients, task, molecules.float(), diag.float(), model.history_.best_epoch)
 
-    key = {"kernel": kernel, "formula": str(KERNELS[kernel]), "sketch": str(sketch), "dim": None, "loss": str(loss)}
+    key = {
+        "kernel": kernel,
+        "formula": str(KERNELS[kernel]),
+        "sketch": str(sketch),
+        "dim": None,
+        "loss": describe(loss),
+    }
     return TextMethod(name, train, key)
+
+
+def describe(loss: Loss) -> str:
+    """A loss as in rows: options that did not exist when the first rows were made are left out."""
+    return str(loss).replace(", within=None", "")
 
 
 def regression() -> TextMethod:
@@ -225,11 +238,18 @@ def sisokr(input_size: int) -> TextMethod:
     return TextMethod("SISOKR", train, {"kernel": "cosine"}, has_rate=False)
 
 
-def rank_truth(scorer: Scorer, task: TextTask, part: str, **options: Any) -> Tensor:  # (n,)
-    """Ranks of the true molecules, a few texts at a time."""
+def rank_truth(scorer: Scorer, task: TextTask, part: str, pool: Tensor | None = None, **options: Any) -> Tensor:  # (n,)
+    """Ranks of the true molecules, a few texts at a time: among all molecules, or in a pool that holds them."""
     truth = task.truth(part)
+    if pool is not None:
+        truth = torch.searchsorted(pool, truth)
     blocks = torch.arange(len(truth)).split(QUERIES)
-    return torch.cat([ranks(scorer(part, rows), truth[rows], **options).cpu() for rows in blocks])
+    found = []
+    for rows in blocks:
+        scores = scorer(part, rows)
+        scores = scores if pool is None else scores[:, pool.to(scores.device)]
+        found.append(ranks(scores, truth[rows], **options).cpu())
+    return torch.cat(found)
 
 
 def mean_reciprocal_rank(scorer: Scorer, task: TextTask) -> float:
@@ -244,15 +264,19 @@ def choose_rule(vectors: ModelVectors, task: TextTask) -> tuple[Rule, Scorer]:
 
 
 def measure_retrieval(scorer: Scorer, task: TextTask) -> dict[str, float]:
-    """Retrieval on the test texts, by every convention for ties, and on the validation texts."""
+    """Retrieval on the test texts, by every convention for ties, and on the validation texts.
+
+    Among all molecules, and among those of the test texts alone: that pool is that of the later literature.
+    """
     found = rank_truth(scorer, task, "test")
     metrics = retrieval_of(found) | {
         "median_rank": found.median().item(),
         "share_of_worst_ten": (found.topk(min(10, len(found))).values.sum() / found.sum()).item(),
     }
-    for ties in ("optimistic", "pessimistic"):
-        own = retrieval_of(rank_truth(scorer, task, "test", ties=ties))
-        metrics |= {f"{ties}_{name}": value for name, value in own.items()}
+    for prefix, pool in (("", None), (TEST_POOL, task.truth("test").unique())):
+        for ties, name in TIES.items():
+            own = retrieval_of(rank_truth(scorer, task, "test", pool, ties=ties))
+            metrics |= {f"{prefix}{name}{metric}": value for metric, value in own.items()}
     on_val = retrieval_of(rank_truth(scorer, task, "val"))
     return metrics | {f"val_{name}": value for name, value in on_val.items()}
 

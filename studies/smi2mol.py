@@ -18,7 +18,7 @@ from torch import Generator
 
 from dsokr import sketches
 from dsokr.basis import SketchedBasis, SketchedSpan, sketch_span
-from dsokr.decoders import Candidates, EmbeddedOutputs
+from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.kernels import Kernel
 from dsokr.metrics import edit_distance
@@ -140,6 +140,8 @@ def measure_model(
         with clock("decoding"):
             predicted = decode(estimator, decoder, split.test.smiles)
         metrics = models.measure_distances(predicted, split.test.graphs) | metrics
+        if isinstance(decoder, GraphSearch):
+            metrics |= models.explain_misses(estimator, decoder, split.test, predicted)
         if key["split"] == config.splits[-1]:
             session.results("predictions").record(key, partial(keep_graphs, predicted, config.drawn))
         metrics |= {"best_epoch": estimator.history_.best_epoch}
@@ -206,7 +208,8 @@ def tabulate(folder: Path) -> list[Row]:
         own = [row for row in rows if identify_method(row) == method]
         metrics = ("ged",) if method[0] in NO_EDGE_LABELS else ("ged", "ged_edge_labels", "exact")
         if own:
-            spread = {m: mean_and_sd(row["metrics"][m] for row in own) for m in metrics if m in own[0]["metrics"]}
+            known = [m for m in (*metrics, *MISSES) if all(m in row["metrics"] for row in own)]
+            spread = {m: mean_and_sd(row["metrics"][m] for row in own) for m in known}
             table.append({"name": name, "splits": len(own), "n_train": own[0]["n_train"]} | spread)
     return table
 
@@ -218,7 +221,10 @@ COLUMNS = {
     "GED without edge labels": format_spread("ged", ".3f"),
     "GED with edge labels": format_spread("ged_edge_labels", ".3f"),
     "exact": "{exact[0]:.1%}",
+    "misses of network / kernel / search": "{missed_by_network[0]:.2%} / {missed_by_kernel[0]:.2%} / "
+    "{missed_by_search[0]:.2%}",
 }
+MISSES = ("missed_by_network", "missed_by_kernel", "missed_by_search")
 
 
 def draw(folder: Path, image: Path) -> Path:

@@ -150,6 +150,27 @@ def measure_distances(predicted: Any, true: GraphBatch) -> dict[str, float]:
     }
 
 
+def explain_misses(model: DSOKR, decoder: Decoder, pairs: MoleculePairs, predicted: Any) -> dict[str, float]:
+    """Why answers are wrong, as shares of all molecules.
+
+    The search misses if the truth scores higher than the answer; the kernel (with its basis and rule) if the answer is
+    wrong from the true coordinates, too; else it is the network.
+    """
+    wrong = (edit_distance(predicted, pairs.graphs) > 0).nonzero()[:, 0].numpy()
+    shares = dict.fromkeys(("missed_by_search", "missed_by_kernel", "missed_by_network"), 0.0)
+    if not len(wrong):
+        return shares
+    basis, rule, truth = model.basis_, decoder.scoring_rule(), pairs.graphs[wrong]
+    z = model.coefficients([pairs.smiles[i] for i in wrong])
+    answers = GraphBatch.of([predicted[int(i)] for i in wrong])
+    true, own = (basis.score(z, graphs, rule).diagonal() for graphs in (truth, answers))
+    perfect = decoder.decode(basis, basis.embed(truth), model.known_).outputs
+    by_search = true > own + 1e-9
+    by_kernel = ~by_search & (edit_distance(perfect, truth) > 0).to(true.device)
+    causes = (by_search, by_kernel, ~by_search & ~by_kernel)
+    return {name: part.sum().item() / len(pairs.smiles) for name, part in zip(shares, causes, strict=True)}
+
+
 ENCODER = CharTransformer(layers=2, width=128, heads=4, dropout=0.1)
 
 KERNEL_GRID = {"regularization": (1e-2, 1e-1, 1.0), "neighbors": (5, 10, 15), "trade_off": (0.8, 0.95)}

@@ -201,6 +201,12 @@ DECODERS = [
     DecoderCase(
         "labelled graphs", decoders.GraphSearch(LABELLED, "kernel", budget=300), graphs, kernels.WeisfeilerLehman(2)
     ),
+    DecoderCase(
+        "graphs and pieces",
+        decoders.GraphSearch(LABELLED, "projected", budget=300, pieces=4),
+        graphs,
+        kernels.WeisfeilerLehman(2),
+    ),
 ]
 
 

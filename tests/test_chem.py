@@ -2,10 +2,11 @@ import subprocess
 import sys
 
 import networkx as nx
+import numpy as np
 import pytest
 
 from dsokr.errors import InputError
-from dsokr.graphs import Graph, to_networkx
+from dsokr.graphs import Graph, permuted, to_networkx
 
 pytest.importorskip("rdkit")
 
@@ -139,3 +140,34 @@ def test_without_rdkit_importing_says_what_is_missing():
     code = "import sys; sys.modules['rdkit'] = None\ntry: import dsokr.chem\nexcept ImportError as error: print(error)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert 'pip install "dsokr[chem]"' in said
+
+
+STEREO = [
+    "C[C@H](N)C(=O)O",
+    "C[C@@H](N)C(=O)[O-]",
+    "CC/C=C\\C/C=C\\CCO",
+    "O=C([O-])/C=C/C(=O)[O-]",
+    "c1ccc2[nH]ccc2c1",
+    "Cn1cnc2c1c(=O)n(C)c(=O)n2C",
+    "C[N+](C)(C)CCO",
+    "CS(C)(=O)=O",
+    "OC[C@H]1O[C@@H](O)[C@H](O)[C@@H](O)[C@@H]1O",
+    "[Na+].[Cl-]",
+    "O=[N+]([O-])c1ccccc1",
+    "[Fe+2]",
+    "C1[C@H]2CC[C@@H]1C=C2",
+]
+
+
+@pytest.mark.parametrize("text", STEREO)
+def test_graphs_with_charges_and_stereochemistry_become_smiles_again(text):
+    (graph,) = chem.stereo_graphs([text])
+    order = np.random.default_rng(0).permutation(len(graph.labels))
+    assert chem.stereo_smiles(permuted(graph, order)) == chem.canonical([text], stereo=True)[0]
+
+
+def test_a_graph_that_is_no_molecule_has_no_stereo_smiles():
+    (methane,), (ring,) = chem.stereo_graphs(["C"]), chem.stereo_graphs(["c1ccccc1"])
+    crowded = Graph(methane.labels * 6, tuple((0, i, 8) for i in range(1, 6)))
+    broken = Graph(ring.labels[:5], tuple(edge for edge in ring.edges if 5 not in edge))
+    assert chem.stereo_smiles(crowded) is None and chem.stereo_smiles(broken) is None

@@ -39,6 +39,7 @@ from studies import (
     synthetic,
     vectors,
 )
+from studies.chebi20_generation import PERFECT
 from studies.data import molecules, ocr_letters
 from studies.data.coloring import draw_maps
 from studies.data.fingerprints import generate_fingerprints
@@ -219,6 +220,13 @@ def test_any_vector_is_nearer_than_the_best_training_output(ran):
     assert vectors.choose_width(config, data, "Gaussian", 0)[1] == 0.3
 
 
+def test_misses_are_explained(ran):
+    rows = read_rows(ran("smi2mol").folder / "models.jsonl")
+    for m in (row["metrics"] for row in rows if row["decoder"] == "GraphSearch"):
+        causes = (m[f"missed_by_{name}"] for name in ("network", "kernel", "search"))
+        assert sum(causes) == pytest.approx(1 - m["exact"])
+
+
 def test_molecules_are_found_by_the_search(ran):
     rows = ran("smi2mol").rows("name")
     listed, searched = (rows[f"DSOKR, sum of kernels, {name}"] for name in ("best rule", "GraphSearch"))
@@ -297,10 +305,20 @@ def test_texts_are_ranked_under_every_convention_for_ties(ran):
         assert m["optimistic_mrr"] >= m["mrr"] >= m["pessimistic_mrr"] > 0
         assert 0 < m["share_of_worst_ten"] < 1 <= m["median_rank"]
         assert row["encoder"] == "bag of words" and row["training_texts"] == "generated"
+        assert m["test_pool_mrr"] >= m["mrr"] and m["test_pool_optimistic_mrr"] >= m["test_pool_pessimistic_mrr"] > 0
     table = ran("chebi20").rows("name")
     assert table["ours, ensemble, cosine + tanimoto"]["models"] == 2 and table["regression"]["seeds"] == 2
     assert {row["n_train"] for row in rows} == {50, 100}  # the learning curve
-    assert len(list((ran("chebi20").folder / "kept").iterdir())) == 2  # the members of the ensemble, and no others
+    kept = [file.suffix for file in (ran("chebi20").folder / "kept").iterdir()]
+    assert sorted(kept) == [".json", *[".safetensors"] * 2]  # graphs, the members of the ensemble, and no others
+
+
+def test_molecules_are_generated_from_descriptions(ran):
+    rows = {row["method"]: row["metrics"] for row in read_rows(ran("chebi20").folder / "generation.jsonl")}
+    listed, searched, perfect = (rows[name] for name in ("best training molecule", "search", PERFECT))
+    assert listed["validity"] == searched["validity"] == 1
+    assert searched["missed"] <= listed["missed"] and perfect["proved"] > 0
+    assert perfect["morgan"] > max(listed["morgan"], searched["morgan"])
 
 
 def test_every_multilabel_method_learns_and_the_best_on_validation_is_selected(ran):
@@ -446,7 +464,7 @@ def test_words_are_searched_or_listed():
 NOT_RUN = {
     "smi2mol": 4,  # two splits with Muon
     "fingerprint2graph": 12,  # graphs without bond orders, most of the learning curve, other regressors
-    "chebi20": 9,  # further seeds of baselines with the larger encoder, and one long training
+    "chebi20": 15,  # further seeds of baselines with the larger encoder, one long training, generation with encoders
 }
 DATA = {
     "smi2mol": "qm9",

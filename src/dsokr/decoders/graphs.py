@@ -35,9 +35,9 @@ class GraphSearch(Decoder):
 
     ``moves`` is the domain: it lists the graphs one edit away from a graph. The search starts from the ``starts`` best
     candidates. In each round it expands, for each input, the best graph not yet expanded among the ``beam`` best found;
-    it ends when there is none, when the score of an input reaches its upper bound (see ``Decoder.prove``), or when
-    ``budget`` graphs were scored for that input. The answer never scores below the best candidate. For the k best, the
-    beam is at least k; of graphs with equal features only one is returned.
+    it ends when there is none, when one answer is asked for and its score reaches the upper bound (``Decoder.prove``),
+    or when ``budget`` graphs were scored for that input. The answer never scores below the best candidate. For the k
+    best, the beam is at least k; of graphs with equal features only one is returned.
 
     For large graphs, single edits are not enough. With ``pieces``, an expanded graph also exchanges its pieces (what a
     single edge holds) for those of as many of the nearest known outputs.
@@ -49,7 +49,8 @@ class GraphSearch(Decoder):
     and from the best of all after edits until they do.
 
     The kernel must have features, k(y, y') = ⟨φ(y), φ(y')⟩. Then h(y) = Σ_c w_c φ_c(y), with one weight for every
-    coordinate that an anchor has: the cost of scoring a graph does not depend on the size of the basis.
+    coordinate that an anchor has. By the paper's rule the cost of scoring a graph does not depend on the size of the
+    basis; by the others only the best graphs of a round are embedded, see :class:`Objective`.
 
     >>> GraphSearch(beam=4, budget=500)
     GraphSearch(moves=Molecules(valences=((6, 4), (7, 3), (8, 2), (9, 1)), max_atoms=9), rule='auto', starts=8, beam=4,
@@ -111,7 +112,7 @@ class GraphSearch(Decoder):
             starts = GraphBatch.of(take(known.outputs, known.top(z, self.starts, rule).indices.flatten()))
         nearest = allowed.top(z, max(k, self.starts, self.pieces), rule)
         best = GraphBatch.of(take(allowed.outputs, nearest.indices.flatten()))
-        found = self._search(Objective.of(basis, self._terms(basis), rule, z), best, starts, max(k, self.beam))
+        found = self._search(Objective.of(basis, self._terms(basis), rule, z), best, starts, k)
         if limits is not None and len(missing := np.setdiff1d(np.arange(len(z)), found.owners)):
             raise InputError(
                 f"The search found no molecule with {limits.describe()} for row {missing[0]}. "
@@ -119,28 +120,26 @@ class GraphSearch(Decoder):
             )
         return choose_best(z, allowed, nearest, found.graphs, found.owners, rule, k)
 
-    def _search(self, objective: Objective, nearest: GraphBatch, starts: GraphBatch, beam: int) -> Pool:
+    def _search(self, objective: Objective, nearest: GraphBatch, starts: GraphBatch, k: int) -> Pool:
         """The best graphs for all inputs; as many of the nearest and starts for each."""
         count, pools = len(objective.z), dict[int, Pool]()
 
         def work(start: int, stop: int) -> None:
             own = objective.select(start, stop, self.restriction)
             best, others = (part[start * (n := len(part) // count) : stop * n] for part in (nearest, starts))
-            pool = self._search_block(own, stop - start, best, others, beam)
+            pool = self._search_block(own, stop - start, best, others, k)
             pools[start] = pool._replace(owners=pool.owners + start)
 
         run_in_threads(work, count, min(TOGETHER, -(-count // torch.get_num_threads())))
         return Pool.joined([pools[start] for start in sorted(pools)])
 
-    def _search_block(
-        self, objective: Objective, inputs: int, nearest: GraphBatch, starts: GraphBatch, beam: int
-    ) -> Pool:
+    def _search_block(self, objective: Objective, inputs: int, nearest: GraphBatch, starts: GraphBatch, k: int) -> Pool:
         each, limits = len(nearest) // inputs, objective.limits
         rows, deadline = np.repeat(np.arange(inputs), each), time.monotonic() + inputs * (self.seconds or np.inf)
         known = Pool.of(objective, nearest, rows, exact=True)
         pool = known.take(np.flatnonzero(np.arange(len(nearest)) % max(each, 1) < self.starts))
         crossover = Crossover(objective, nearest, rows, self.moves) if self.pieces else None
-        climb = partial(self._climb, objective, inputs, beam=beam, deadline=deadline)
+        climb = partial(self._climb, objective, inputs, k, deadline)
         if limits is not None:
             n = len(starts) // inputs
             others = [starts[at::n] for at in range(n)]
@@ -152,25 +151,25 @@ class GraphSearch(Decoder):
             pool.expanded[:] = False
         pool = climb(pool, crossover=crossover)
         # of graphs with equal features the known one is kept
-        return Pool.joined([known._replace(expanded=~known.expanded), pool]).best(beam)
+        return Pool.joined([known._replace(expanded=~known.expanded), pool]).best(max(k, self.beam))
 
     def _climb(
         self,
         objective: Objective,
         inputs: int,
-        pool: Pool,
-        beam: int,
+        k: int,
         deadline: float,
+        pool: Pool,
         crossover: Crossover | None = None,
         repairs: bool = False,
     ) -> Pool:
         """Expand the best graphs of every input until none is left or, to repair, until one meets the restriction."""
-        moves, bounds = objective.limits or self.moves, objective.bound()
+        moves, bounds, beam = objective.limits or self.moves, objective.bound(), max(k, self.beam)
         spent, pool, seen = np.bincount(pool.owners, minlength=inputs), pool.best(beam), pool.identify()
         while time.monotonic() < deadline:
             active = spent < self.budget
-            if beam == self.beam:  # one answer is asked for, or few: none can be better than a proof
-                active[pool.owners[pool.scores >= bounds[pool.owners]]] = False
+            if k == 1:
+                active[pool.owners[(pool.scores >= bounds[pool.owners]) & (pool.distances == 0)]] = False
             if not len(front := pool.frontier(active, repairs)):
                 break
             pool.expanded[front] = True
@@ -214,7 +213,8 @@ class Pool(NamedTuple):
         distances = np.zeros(len(graphs)) if objective.limits is None else objective.limits.measure(graphs)
         scores, names = objective.score(owners, graphs)
         if exact and objective.rule != "kernel":
-            scores = objective.score_exactly(owners, graphs)
+            at = np.flatnonzero(scores > -np.inf)
+            scores[at] = objective.score_exactly(owners[at], graphs[at])
         return Pool(graphs, owners, distances, scores, names, np.zeros(len(graphs), bool))
 
     @staticmethod

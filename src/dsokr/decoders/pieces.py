@@ -34,11 +34,11 @@ class Pieces(NamedTuple):
         count = len(edge_labels)
         many = self.take(np.repeat(np.arange(len(self.labels)), count))
         many = many._replace(labels=np.tile(edge_labels, len(self.labels)))
-        return many.take(np.flatnonzero(_have_stars(*many[2:], *as_arrays(self.graphs), stars)))
+        return many.take(np.flatnonzero(_have_stars(many.as_arrays(), stars)))
 
     def distinct(self, groups: np.ndarray) -> Pieces:
         """The first of equal pieces in the graphs of a group; ``groups`` are those of the graphs."""
-        names = _name(*self[2:], *as_arrays(self.graphs), 4)
+        names = _name(self.as_arrays(), 4)
         keys = np.stack([groups[self.owners].astype(np.uint64), names])
         return self.take(np.sort(np.unique(keys, axis=1, return_index=True)[1]))
 
@@ -48,12 +48,13 @@ class Pieces(NamedTuple):
 
     def join(self, others: Pieces, a: np.ndarray, b: np.ndarray) -> GraphBatch:
         """Join pieces a[i] and others[b[i]] by an edge between their roots; it has the label of the first piece."""
-        parts = (*self[2:], *as_arrays(self.graphs)), (*others[2:], *as_arrays(others.graphs))
-        return GraphBatch.from_edges(*_join(*parts, a, b))
+        return GraphBatch.from_edges(*_join(self.as_arrays(), others.as_arrays(), a, b))
 
-
-def as_arrays(graphs: GraphBatch) -> tuple[np.ndarray, ...]:
-    return graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels
+    def as_arrays(self) -> tuple[np.ndarray, ...]:
+        """What compiled code needs."""
+        graphs = self.graphs
+        own = graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels
+        return self.labels, self.starts, self.nodes, *own
 
 
 def cut(graphs: GraphBatch) -> Pieces:
@@ -83,30 +84,25 @@ def root_at_all_nodes(graphs: GraphBatch) -> Pieces:
 
 def concatenate_pieces(a: Pieces, b: Pieces) -> Pieces:
     """All pieces of both, which are of the same graphs."""
-    parts = (np.concatenate(pair) for pair in zip((a.owners, a.labels), (b.owners, b.labels), strict=True))
-    return Pieces(a.graphs, *parts, np.append(a.starts, a.starts[-1] + b.starts[1:]), np.append(a.nodes, b.nodes))
+    starts = np.append(a.starts, a.starts[-1] + b.starts[1:])
+    owners, labels = np.append(a.owners, b.owners), np.append(a.labels, b.labels)
+    return Pieces(a.graphs, owners, labels, starts, np.append(a.nodes, b.nodes))
 
 
 def name_stars(graphs: GraphBatch) -> np.ndarray:  # (nodes,) uint64
     """Hash the label of every node together with the labels of its edges."""
-    around = np.add.reduceat(np.append(_mix_all(graphs.edge_labels), np.uint64(0)), graphs.indptr[:-1])
-    return _pair_all(graphs.labels, np.where(graphs.degrees() > 0, around, np.uint64(0)))
+    return _name_stars(graphs.labels, graphs.indptr, graphs.edge_labels)
 
 
 @compiled
-def _mix_all(values: np.ndarray) -> np.ndarray:
-    out = np.empty(len(values), np.uint64)
-    for k in range(len(values)):
-        out[k] = mix(values[k])
-    return out
-
-
-@compiled
-def _pair_all(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    out = np.empty(len(first), np.uint64)
-    for k in range(len(first)):
-        out[k] = pair(first[k], second[k])
-    return out
+def _name_stars(labels: np.ndarray, indptr: np.ndarray, edge_labels: np.ndarray) -> np.ndarray:
+    names = np.empty(len(labels), np.uint64)
+    for v in range(len(labels)):
+        around = np.uint64(0)
+        for k in range(indptr[v], indptr[v + 1]):
+            around += mix(edge_labels[k])
+        names[v] = pair(labels[v], around)
+    return names
 
 
 @compiled
@@ -144,8 +140,9 @@ def _cut(offsets, indptr, neighbors):  # type: ignore[no-untyped-def] # compiled
 
 
 @compiled
-def _name(ends, starts, nodes, labels, indptr, neighbors, edge_labels, rounds):  # type: ignore[no-untyped-def] # compiled
+def _name(pieces, rounds):  # type: ignore[no-untyped-def] # compiled
     """Names of pieces with their root and missing edge, by Weisfeiler-Lehman labels within the piece."""
+    ends, starts, nodes, labels, indptr, neighbors, edge_labels = pieces
     names, inside = np.empty(len(ends), np.uint64), np.full(len(labels), -1)
     old, new = np.empty(len(labels), np.uint64), np.empty(len(labels), np.uint64)
     for p in range(len(ends)):
@@ -168,8 +165,9 @@ def _name(ends, starts, nodes, labels, indptr, neighbors, edge_labels, rounds): 
 
 
 @compiled
-def _have_stars(ends, starts, nodes, labels, indptr, neighbors, edge_labels, stars):  # type: ignore[no-untyped-def] # compiled
+def _have_stars(pieces, stars):  # type: ignore[no-untyped-def] # compiled
     """Whether each root has one of the stars, with its missing edge; without one the label of that is NOTHING."""
+    ends, starts, nodes, labels, indptr, neighbors, edge_labels = pieces
     found, inside = np.zeros(len(ends), np.bool_), np.full(len(labels), -1)
     for p in range(len(ends)):
         for v in nodes[starts[p] : starts[p + 1]]:
@@ -197,12 +195,14 @@ def _sum(starts: np.ndarray, nodes: np.ndarray, rows: np.ndarray) -> np.ndarray:
 @compiled
 def _join(one, two, a, b):  # type: ignore[no-untyped-def] # compiled
     """The numbers of nodes, the nodes' labels, the numbers of edges and the edges of joined pieces."""
-    sizes, edges, nodes, slots = np.empty(len(a), np.int64), np.empty(len(a), np.int64), 0, 0
+    sizes, edges, nodes, free = np.empty(len(a), np.int64), np.empty(len(a), np.int64), 0, 0
     for t in range(len(a)):
         sizes[t] = one[1][a[t] + 1] - one[1][a[t]] + two[1][b[t] + 1] - two[1][b[t]]
-        slots += _count_slots(one, a[t]) + _count_slots(two, b[t]) + 1
-    labels, ends = np.empty(sizes.sum(), np.int64), np.empty((slots, 3), np.int64)
-    places, others, free = np.full(len(one[3]), -1), np.full(len(two[3]), -1), 0
+    most = 1
+    for indptr in (one[4], two[4]):
+        most = max(most, np.diff(indptr).max() if len(indptr) > 1 else 0)
+    labels, ends = np.empty(sizes.sum(), np.int64), np.empty((sizes.sum() * most + len(a), 3), np.int64)
+    places, others = np.full(len(one[3]), -1), np.full(len(two[3]), -1)
     for t in range(len(a)):
         start, n = free, one[1][a[t] + 1] - one[1][a[t]]
         free = _write(one, a[t], places, 0, labels[nodes:], ends, free)
@@ -212,15 +212,6 @@ def _join(one, two, a, b):  # type: ignore[no-untyped-def] # compiled
             free += 1
         edges[t], nodes = free - start, nodes + sizes[t]
     return sizes, labels, edges, ends[:free].copy()
-
-
-@compiled
-def _count_slots(pieces, p):  # type: ignore[no-untyped-def] # compiled
-    _, starts, nodes, _, indptr, _, _ = pieces
-    total = 0
-    for v in nodes[starts[p] : starts[p + 1]]:
-        total += indptr[v + 1] - indptr[v]
-    return total
 
 
 @compiled
