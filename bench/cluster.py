@@ -1,14 +1,13 @@
 """Embedding a library on one process, on two, and on a Ray cluster of two workers: the rates, and their ratios.
 
-    python bench/cluster.py --data-dir FOLDER               # FOLDER/qm9/qm9_smiles_133882.txt.gz; or set DSOKR_DATA
-    python bench/cluster.py --count 20000 --size 200        # fewer molecules, a smaller basis
+    PYTHONPATH=. python bench/cluster.py --library molecules.csv.gz       # a file with a column of SMILES
+    PYTHONPATH=. python bench/cluster.py --count 20000 --size 200         # generated molecules, a smaller basis
 
-Without the data, molecules made by the package stand in. Every way runs in a process of its own, one after the other.
-The start of the cluster and the import of the package by its workers are timed apart. The three results must agree.
+Every way runs in a process of its own, one after the other. The start of the cluster and the import of the package by
+its workers are timed apart. The three results must agree. A row is appended to results/scale/cluster.jsonl.
 """
 
 import argparse
-import gzip
 import json
 import os
 import subprocess
@@ -17,26 +16,27 @@ import tempfile
 import time
 from pathlib import Path
 
-from dsokr import DSOKR, kernels, sketches
+from dsokr import DSOKR, chem, kernels, sketches
 from dsokr.commands.columns import Molecule, Vector
 from dsokr.commands.embed import embed
 from dsokr.commands.options import EmbedOptions
 from dsokr.commands.predictor import Predictor
-from dsokr.commands.tables import Problems
+from dsokr.commands.tables import Problems, Table
 from dsokr.index.candidates import FILES
 from dsokr.regressors import KernelRidge
+from studies.data.molecules import generate
+from studies.results import Results
 
-FILE = Path("qm9") / "qm9_smiles_133882.txt.gz"
-WAYS = {"one process": 1, "two processes": 2, "Ray, two workers": 2}
+ONE = "one process"
+WAYS = {ONE: 1, "two processes": 2, "Ray, two workers": 2}
 
 
-def molecules(folder: str | None, count: int) -> tuple[list[str], str]:
-    if folder and (path := Path(folder) / FILE).exists():
-        return gzip.decompress(path.read_bytes()).decode().split()[:count], "QM9"
-    from dsokr import chem
-    from studies.data.molecules import generate
-
-    return chem.many_smiles(generate(count, seed=0)), "generated molecules"
+def molecules(library: Path | None, count: int) -> list[str]:
+    if library is not None:
+        table = Table(library)
+        column = next(name for name in table.columns if name.lower() == "smiles")
+        return next(table.blocks(Problems(), [column], count)).cells[column]
+    return chem.many_smiles(generate(count, seed=0))
 
 
 def fit(smiles: list[str], size: int, out: Path) -> None:
@@ -71,32 +71,37 @@ def run(way: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default=os.environ.get("DSOKR_DATA"))
-    parser.add_argument("--count", type=int, default=133_882)
+    parser.add_argument("--library", type=Path)
+    parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=500, help="of the basis")
+    parser.add_argument("--out", type=Path, default=Path("results/scale"))
     parser.add_argument("--way", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
-        print(json.dumps(run(options.way, Path(options.data_dir))))
+        print(json.dumps(run(options.way, options.out)))
         return
     with tempfile.TemporaryDirectory() as name:
-        folder, (smiles, what) = Path(name), molecules(options.data_dir, options.count)
+        folder, smiles = Path(name), molecules(options.library, options.count)
         (folder / "library.smi").write_text("\n".join(smiles))
         fit(smiles, options.size, folder / "model")
-        print(f"{len(smiles):,} {what}, p = {options.size}, {os.cpu_count()} cores")
-        rates: dict[str, float] = {}
+        print(f"{len(smiles):,} molecules, p = {options.size}, {os.cpu_count()} cores")
+        found: dict[str, float] = {}
         for way, processes in WAYS.items():
             threads = "1" if way.startswith("Ray") else str(processes)
             limits = {"LOKY_MAX_CPU_COUNT": str(processes), "OMP_NUM_THREADS": threads}
-            command = [sys.executable, __file__, "--way", way, "--data-dir", name]
+            command = [sys.executable, __file__, "--way", way, "--out", name]
             done = subprocess.run(command, check=True, env={**os.environ, **limits}, stdout=subprocess.PIPE, text=True)
             facts = json.loads(done.stdout.splitlines()[-1])
-            rates[way] = facts["candidates"] / facts["seconds"]
-            ratio = rates[way] / rates["one process"]
-            start = f", after {facts['start']:.0f} s to start" if facts["start"] else ""
-            print(f"{way:<17} {facts['seconds']:7.1f} s {rates[way]:8,.0f}/s  {ratio:.2f} x{start}", flush=True)
+            found[way] = facts["candidates"] / facts["seconds"]
+            found["Ray, start, s"] = facts["start"]
+            print(
+                f"{way:<17} {facts['seconds']:7.1f} s {found[way]:8,.0f}/s, {found[way] / found[ONE]:.2f} x", flush=True
+            )
         first, *others = ([(folder / way / file).read_bytes() for file in FILES] for way in WAYS)
-        print("the same bytes" if all(other == first for other in others) else "OTHER RESULTS")
+        found["same bytes"] = all(other == first for other in others)
+        key = {"experiment": "cluster", "candidates": len(smiles), "p": options.size}
+        Results(options.out / "cluster.jsonl").record(key, lambda: {"metrics": found})
+        print("the same bytes" if found["same bytes"] else "OTHER RESULTS")
 
 
 if __name__ == "__main__":

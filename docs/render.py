@@ -46,6 +46,7 @@ from studies.data import odor
 from studies.data.label_ranking import SOURCES as RANKINGS
 from studies.data.multilabel import SOURCES as LABEL_SETS
 from studies.results import Row, format_cell, format_spread, group_rows, mean_and_sd, read_rows, write_table
+from studies.scale_tables import describe_scale
 from studies.study import Study
 
 ROOT = Path(__file__).parents[1]
@@ -775,6 +776,7 @@ FIELDS: dict[str, Callable[[Path], Fields]] = {
     "guarantees": describe_guarantees,
     "massbank": describe_massbank,
     "trust": describe_trust,
+    "scale": describe_scale,
 }
 STUDIES = [
     synthetic.STUDY,
