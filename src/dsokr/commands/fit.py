@@ -34,7 +34,7 @@ from dsokr.commands.predictor import (
 from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
 from dsokr.conformal import Conformal
-from dsokr.errors import InputError, Interrupted, ModelFolderError
+from dsokr.errors import InputError, Interrupted, ModelFolderError, suggest
 from dsokr.estimator import PARTS
 from dsokr.files import check_place, fingerprint, lock_folder, write_json
 from dsokr.kernels import Kernel
@@ -158,9 +158,10 @@ def _choose_kind(text: str, option: str, names: list[str], rows: Rows) -> Any:
     if text == "auto":
         guess, table = guess_input if is_input else guess_output, rows.table
         text = guess(names, rows.join(names), lambda at: f"{table.path}, {table.place(rows.numbers[at])}")
-    kind: Any = known[text]() if text in known else parse_part(text, columns, option)
+    is_unknown = text not in known and text.isidentifier() and not isinstance(getattr(columns, text, None), type)
+    kind: Any = None if is_unknown else known[text]() if text in known else parse_part(text, columns, option)
     if type(kind) not in known.values():
-        raise InputError(f"There is no {option} {text!r}. Choose from {', '.join(known)}.")
+        raise InputError(f"There is no {option} {text!r}.{suggest(text, known)} Choose from {', '.join(known)}.")
     if not is_input and getattr(kind, "sparse", False):
         raise InputError(f"{option} {text}: only inputs can be sparse.")
     return replace(kind, columns=tuple(names))
