@@ -128,7 +128,10 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     input = input.adapt(input.locate(rows.join(names[0]), table.path.parent))
     output = output.suit(kernel).adapt(rows.join(names[1]))
     everything = read_pairs(rows, input, output, kernel, problems, options.group)
-    _check_pairs(everything, input, output, table, problems)
+    if len(everything) < LEAST_ROWS:
+        skipped = f" ({len(problems.found):,} skipped)" if problems.found else ""
+        there = f"{count_of(len(everything), 'row')} that can be used{skipped}"
+        raise InputError(f"{table.path} has {there}. At least {LEAST_ROWS} are needed.")
     kernel = parse_kernel(kernel_text, everything.Y)
     pairs, valid, repeats = _split(everything, options, input, output, kernel, problems)
     if len(distinct(as_outputs(pairs.Y))) == 1:
@@ -197,13 +200,6 @@ def _warn_of_commas(output: OutputKind, cells: list[str], is_guess: bool) -> Non
     has_commas = 2 * sum("," in text for text in texts) > len(texts) and not re.search("[;|]", "".join(texts))
     if has_commas and (may_be_sets or isinstance(output, Labels)):
         warnings.warn("The outputs contain commas: write several labels of a row with ; or | between.", stacklevel=2)
-
-
-def _check_pairs(pairs: Pairs, input: Kind, output: OutputKind, table: Table, problems: Problems) -> None:
-    if len(pairs) < LEAST_ROWS:
-        skipped = f" ({len(problems.found):,} skipped)" if problems.found else ""
-        rows = f"{count_of(len(pairs), 'row')} that can be used{skipped}"
-        raise InputError(f"{table.path} has {rows}. At least {LEAST_ROWS} are needed.")
 
 
 def _split(
