@@ -167,10 +167,11 @@ def test_spectra_are_binned_peaks_and_losses():
     alone, both = Peaks(("p",), width=0.5), Peaks(("p", "mz"), width=0.5)
     assert (alone.read(cells).values != spectra.bins(peaks, 0.5, losses=False)).nnz == 0
     assert (both.read([f"{cell};130.1" for cell in cells]).values != spectra.bins(peaks, 0.5)).nnz == 0
-    assert both.read([f"{cells[0]};", f"{cells[0]};x", ";130"]).bad == {
+    assert both.read([f"{cells[0]};", f"{cells[0]};x", ";130", cells[0]]).bad == {
         0: "The cell is empty.",
         1: "'x' is not a number.",
         2: "The cell is empty.",
+        3: "The m/z of the precursor follows the peaks, after a semicolon: 50.2:100 80.1:400; 130.1.",
     }
     with pytest.raises(InputError, match="Peaks.width must be positive and finite. Got 0"):
         Peaks(width=0)

@@ -18,16 +18,18 @@ import numpy as np
 import pytest
 import torch
 
-from dsokr import __version__, chem, metrics
+from dsokr import DSOKR, __version__, chem, metrics
 from dsokr.commands import Predictor, app, columns, evaluate, fit, library, predict
 from dsokr.commands.options import FitOptions
 from dsokr.commands.predictor import Pairs
 from dsokr.commands.tables import Problems, Table
-from dsokr.decoders import Candidates
+from dsokr.decoders import Candidates, EmbeddedOutputs
 from dsokr.errors import InputError, ModelFolderError
 from dsokr.files import lock_folder
-from dsokr.regressors import callbacks
-from dsokr.rules import score
+from dsokr.kernels import NGram, Tanimoto
+from dsokr.regressors import KernelRidge, callbacks
+from dsokr.rules import RULES, score
+from dsokr.sketches import SubSample
 from studies.data import molecules
 from test_hostile import read_config, write_config
 
@@ -700,6 +702,21 @@ def test_options_in_a_file(dsokr, folder, tmp_path):
     assert (tmp_path / "model" / "report.html").exists()
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rule_that_ranks_best_is_saved(tmp_path, smiles, monkeypatch, rule):
+    def prefer(self, z, truth, own, pools=None):
+        return torch.full((len(z),), 1.0 if own == rule else 2.0)
+
+    monkeypatch.setattr(EmbeddedOutputs, "ranks", prefer)
+    model = DSOKR(Tanimoto(), SubSample(20), KernelRidge(NGram(1)), decoder=Candidates(), random_state=0)
+    kinds = columns.Letters().adapt(smiles), columns.Molecule(radius=1)
+    X, Y = (kind.parse_all(smiles, "Cell") for kind in kinds)
+    pairs = Pairs(list(range(len(smiles))), smiles, smiles, X, Y)
+    made = Predictor(model, *kinds).train(pairs.take(range(60)), pairs.take(range(60, 80)))
+    made.save(tmp_path / "m")
+    assert made.rule == Predictor.load(tmp_path / "m").rule == rule
+
+
 def test_loss_temperature_dimension_and_seeds(dsokr, folder, tmp_path):
     common = ("fit", "--train", folder / "smiles.csv", "--input", "text", "--output", "smiles", *QUICK, "--json")
     first = dsokr(*common, "--temperature", "0.1", "--seeds", "2", "--dim", "7", "--out", tmp_path / "m")
@@ -793,8 +810,11 @@ VECTOR = "fit --train {}/vector.csv --input a --output y1 --out m"
             f"{VECTOR} --decoder serach",
             "--decoder takes auto, candidates, search or an expression. Did you",
         ),
-        (f"{VECTOR} --input-kind txt", "Choose from "),
-        (f"{VECTOR} --output-kind image", "Choose from "),
+        (
+            f"{VECTOR} --input-kind spectra",
+            "There is no --input-kind 'spectra'. Did you mean 'spectrum'? Choose from vector, text, string, smiles,",
+        ),
+        (f"{VECTOR} --output-kind image", "There is no --output-kind 'image'. Choose from vector, labels, ranking,"),
         (f"{VECTOR} --output-kind smiles", "vector.csv has 60 rows, none of which can be used."),
         (f"{SMILES} --output-kind Molecule(radius=-1)", "Molecule.radius must be an integer of at least 0. Got -1."),
         (f"{VECTOR} --size 99", "--size must be auto, or from 1 to the number of training rows, 54. Got 99."),

@@ -72,6 +72,11 @@ def test_ranks_in_a_pool_count_ties_by_halves(known, mask, z, rule):
     assert (ranks[ranks.isfinite()] % 1 == 0.5).any()  # a copy of the true one is in the pool, too
 
 
+def test_an_output_that_is_not_listed_is_in_no_pool(known, mask, z):
+    """Pools of several rows are filled up to the widest; what fills them is not the right answer."""
+    assert known.ranks(z, torch.full((9,), -1), "kernel", as_pools(mask, 9, 80)).isinf().all()
+
+
 def test_large_offsets_do_not_hide_the_order(generator):
     basis = sketch_basis(kernels.Polynomial(2), vectors(50), sketches.SubSample(8), generator=generator)
     known, z = EmbeddedOutputs(basis, 1e4 * vectors(50)), basis.embed(1e4 * vectors(50)[:5])

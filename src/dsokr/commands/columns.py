@@ -172,6 +172,8 @@ class Peaks(Kind):
     def _parse_one(self, text: str) -> spectra.Spectrum:
         if len(self.columns) < 2:
             return spectra.parse(text)
+        if ";" not in text:
+            raise InputError("The m/z of the precursor follows the peaks, after a semicolon: 50.2:100 80.1:400; 130.1.")
         peaks, _, precursor = text.rpartition(";")
         return spectra.parse(parse_text(peaks), parse_numbers(precursor)[0])
 

@@ -177,30 +177,31 @@ def rank_possible(
     best = candidates.top_of(z, pools, 1, predictor.rule).indices[:, 0].tolist()
     sizes = torch.tensor(list(map(size_of, pools)))
     several = sizes > 1
-    metrics = retrieval_of(ranks[several]) if several.any() else {}
-    metrics |= {"mean_rank": ranks[several & ranks.isfinite()].mean().item(), "candidates": len(pool)}
-    metrics |= {"possible": sizes[several].double().mean().item()}
+    metrics = describe_ranks(ranks[several], len(pool)) | {"possible": sizes[several].double().mean().item()}
     for name, (least, most) in POOLS.items():
         own = ranks[(sizes >= least) & (sizes <= most)]
         if len(own):
             metrics |= {f"inputs {name}": len(own)}
             metrics |= {f"hits@{k} {name}": (own <= k).double().mean().item() for k in (1, 5, 20)}
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}, best
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}, best
 
 
 def rank_truth(predictor: Predictor, z: Tensor, true: Sequence[str], pool: Mapping[str, str]) -> dict[str, float]:
-    """Compute Hits@k, the mean reciprocal rank and the mean rank of the right answers in a pool of distinct candidates.
-
-    One that is not in the pool is a miss for Hits@k, counts 0 for the reciprocal rank, and not for the mean rank.
-    """
+    """Rank the right answers in a pool of distinct candidates; one that is not there has an infinite rank."""
     truth = find_truth(predictor, true, pool)
     there = truth >= 0
     ranks = torch.full((len(true),), torch.inf, dtype=torch.float64)
     if there.any():
         candidates = predictor.among(list(pool.values()))
         ranks[there] = candidates.ranks(z[there.to(z.device)], truth[there], predictor.rule).cpu()
-    metrics = retrieval_of(ranks) | {"mean_rank": ranks[there].mean().item(), "candidates": len(pool)}
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return describe_ranks(ranks, len(pool))
+
+
+def describe_ranks(ranks: Tensor, candidates: int) -> dict[str, float]:  # (n,)
+    """Hits@k, the mean reciprocal rank and, of finite ones, the mean rank, if there are any."""
+    metrics = retrieval_of(ranks) if len(ranks) else {}
+    metrics["mean_rank"] = ranks[ranks.isfinite()].mean().item()
+    return {name: value for name, value in metrics.items() if math.isfinite(value)} | {"candidates": candidates}
 
 
 def _compare(predictor: Predictor, predicted: list[str], true: list[str]) -> dict[str, float]:

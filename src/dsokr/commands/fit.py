@@ -34,7 +34,7 @@ from dsokr.commands.predictor import (
 from dsokr.commands.tables import Problems, Rows, Table, write_skipped
 from dsokr.compute import resolve_device
 from dsokr.conformal import Conformal
-from dsokr.errors import InputError, Interrupted, ModelFolderError
+from dsokr.errors import InputError, Interrupted, ModelFolderError, suggest
 from dsokr.estimator import PARTS
 from dsokr.files import check_place, fingerprint, lock_folder, write_json
 from dsokr.kernels import Kernel
@@ -128,7 +128,10 @@ def prepare(options: FitOptions, problems: Problems) -> tuple[Predictor, Pairs, 
     input = input.adapt(input.locate(rows.join(names[0]), table.path.parent))
     output = output.suit(kernel).adapt(rows.join(names[1]))
     everything = read_pairs(rows, input, output, kernel, problems, options.group)
-    _check_pairs(everything, input, output, table, problems)
+    if len(everything) < LEAST_ROWS:
+        skipped = f" ({len(problems.found):,} skipped)" if problems.found else ""
+        there = f"{count_of(len(everything), 'row')} that can be used{skipped}"
+        raise InputError(f"{table.path} has {there}. At least {LEAST_ROWS} are needed.")
     kernel = parse_kernel(kernel_text, everything.Y)
     pairs, valid, repeats = _split(everything, options, input, output, kernel, problems)
     if len(distinct(as_outputs(pairs.Y))) == 1:
@@ -158,9 +161,10 @@ def _choose_kind(text: str, option: str, names: list[str], rows: Rows) -> Any:
     if text == "auto":
         guess, table = guess_input if is_input else guess_output, rows.table
         text = guess(names, rows.join(names), lambda at: f"{table.path}, {table.place(rows.numbers[at])}")
-    kind: Any = known[text]() if text in known else parse_part(text, columns, option)
+    is_unknown = text not in known and text.isidentifier() and not isinstance(getattr(columns, text, None), type)
+    kind: Any = None if is_unknown else known[text]() if text in known else parse_part(text, columns, option)
     if type(kind) not in known.values():
-        raise InputError(f"There is no {option} {text!r}. Choose from {', '.join(known)}.")
+        raise InputError(f"There is no {option} {text!r}.{suggest(text, known)} Choose from {', '.join(known)}.")
     if not is_input and getattr(kind, "sparse", False):
         raise InputError(f"{option} {text}: only inputs can be sparse.")
     return replace(kind, columns=tuple(names))
@@ -196,13 +200,6 @@ def _warn_of_commas(output: OutputKind, cells: list[str], is_guess: bool) -> Non
     has_commas = 2 * sum("," in text for text in texts) > len(texts) and not re.search("[;|]", "".join(texts))
     if has_commas and (may_be_sets or isinstance(output, Labels)):
         warnings.warn("The outputs contain commas: write several labels of a row with ; or | between.", stacklevel=2)
-
-
-def _check_pairs(pairs: Pairs, input: Kind, output: OutputKind, table: Table, problems: Problems) -> None:
-    if len(pairs) < LEAST_ROWS:
-        skipped = f" ({len(problems.found):,} skipped)" if problems.found else ""
-        rows = f"{count_of(len(pairs), 'row')} that can be used{skipped}"
-        raise InputError(f"{table.path} has {rows}. At least {LEAST_ROWS} are needed.")
 
 
 def _split(

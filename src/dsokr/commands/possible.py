@@ -73,6 +73,7 @@ class Wish:
         for at in np.flatnonzero(~np.isfinite(middle)):
             cells = (f"{name} is {shorten(rows.cells[name][at])!r}" for name in names)
             reason = f"{self.formula} is not a number here: {', '.join(cells)}."
+            reason += " Adducts are written like [M+H]+." * ("neutral_mass" in numbers)
             problems.add(rows.table, rows.numbers[at], ", ".join(names), reason)
         width = self.tolerance if self.share is None else np.abs(middle) * self.share
         return Condition.within(self.column, middle - width, middle + width)

@@ -35,6 +35,7 @@ from dsokr.outputs import take
 from dsokr.rules import Rule, check_rule
 
 TOP = 10  # candidates for each input
+INPUTS = 4096  # searched for at once in an index
 
 NAMELESS = ("",)
 Hits = list[list[tuple[Any, ...]]]  # the answers to every input, best first: cell, (name or "", *shown), score, …
@@ -161,10 +162,12 @@ def _answer(
     elif options.candidates is None or is_index(options.candidates):
         index = open_index(predictor, options.candidates, describe=True)
         columns = [index.names, *(index.find_cells(name) for name in shown)]
-        hits = list_hits(
-            index.search(z, top, rule, conditions),
-            lambda at: (index.texts[at], tuple(column[at] for column in columns)),
-        )
+        hits = []
+        for start in range(0, len(z), INPUTS):
+            rows = slice(start, start + INPUTS)
+            found = index.search(z[rows], top, rule, [condition.take(rows) for condition in conditions])
+            hits += list_hits(found, lambda at: (index.texts[at], tuple(column[at] for column in columns)))
+            say(f"{len(hits):,} of {len(z):,} inputs", passing=True)
         counts = len(index), 0
     else:
         wanted = [*shown, *Possible(options).columns]

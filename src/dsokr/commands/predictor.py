@@ -152,7 +152,8 @@ class Predictor:
             z, known = model.coefficients(validation.X), model.known_
             truth = positions(as_outputs(validation.Y), known.outputs)
             choices = {choice.scoring_rule(): choice for choice in model.decoder.alternatives()}
-            model.decoder_ = choices[max(choices, key=lambda rule: known.ranks(z, truth, rule).reciprocal().mean())]
+            best = max(choices, key=lambda rule: known.ranks(z, truth, rule).reciprocal().mean())
+            model.decoder_ = model.parts_["decoder"] = choices[best]  # the latter is saved
         trained = int((first < len(pairs)).sum())
         return replace(self, known=take(cells, first), facts=self.facts | {"trained": trained})
 

@@ -144,10 +144,13 @@ def top_of_pools(
 def ranks_in_pools(
     z: Tensor, candidates: Coordinates, pools: Sequence[Pool], truth: Tensor, rule: Rule
 ) -> Tensor:  # (n,)
-    """The rank of candidate ``truth[i]`` in the pool of row i: 1 + #better + ½ #equal others; ∞ if it is not in it."""
+    """The rank of candidate ``truth[i]`` in the pool of row i: 1 + #better + ½ #equal others; ∞ if it is not in it.
+
+    A ``truth[i]`` of −1 is in no pool.
+    """
     ranks = torch.full((len(z),), torch.inf, dtype=torch.float64, device=z.device)
     for table in _score(z, candidates, pools, rule):
-        is_own = table.positions == truth.to(z.device)[table.rows, None]
+        is_own = (table.positions == truth.to(z.device)[table.rows, None]) & (table.positions >= 0)
         keys = table.ties.keys(table.scores)
         own = keys.masked_fill(~is_own, -torch.inf).amax(dim=1, keepdim=True)
         found = 1 + (keys > own).sum(dim=1) + ((keys == own) & ~is_own).sum(dim=1) / 2
