@@ -717,14 +717,14 @@ def flatten(metrics: Row) -> Row:
 
 TRUST = {
     "load": "**Load.** {clients} clients asked without a pause for {asked_seconds:.0f} seconds, with an exact index of "
-    "{candidates:,} × {dim}: {requests:,} requests, {errors} errors, p50 {p50:.0f} ms, p99 {p99:.0f} ms. Resident memory "
-    "was {first:.0f} MiB after a tenth of the time and {last:.0f} MiB at the end ({hardware}).",
+    "{candidates:,} × {dim}: {requests:,} requests, {errors} errors, p50 {p50:.0f} ms, p99 {p99:.0f} ms. Resident "
+    "memory was {first:.0f} MiB after a tenth of the time and {last:.0f} MiB at the end ({hardware}).",
     "malformed": "**Malformed.** {requests:,} requests, of which {errors} were answered with a 5xx status.",
     "memory": "**Memory.** {requests:,} requests with texts, ids, keys and addresses that never come again, {errors} "
     "answers with a 5xx status: {mebibytes_first:.0f} MiB after the first tenth, {mebibytes_last:.0f} MiB at the end.",
     "half-open": "**Half-open connections.** One address opened {connections:,} connections and sent half a request on "
-    "each; meanwhile another asked `/health` {requests} times: p50 {during_p50:.1f} ms, p99 {during_p99:.1f} ms, at most "
-    "{during_max:.1f} ms (before: p50 {before_p50:.1f} ms, at most {before_max:.1f} ms).",
+    "each; meanwhile another asked `/health` {requests} times: p50 {during_p50:.1f} ms, p99 {during_p99:.1f} ms, at "
+    "most {during_max:.1f} ms (before: p50 {before_p50:.1f} ms, at most {before_max:.1f} ms).",
 }
 
 

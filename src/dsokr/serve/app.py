@@ -52,12 +52,12 @@ def create_app(
     reason: Callable[[str, str, Rule], Reasons] | None = None,
     keys: Sequence[Key] = (),
 ) -> FastAPI:
-    """Return an application with the page at /; /predict, /explain, /drawing, /health, /openapi.json; /ready, /metrics.
+    """Return an application: the page at /, /predict, /explain, /drawing, /health, /ready, /metrics, /openapi.json.
 
     It contacts no other host. It answers requests to localhost, to IPv4 addresses and to the names in ``hosts``.
     ``predictor`` is a :class:`dsokr.commands.Predictor`, or anything else with its ``input``, ``output``, ``rule``,
     ``searches``, ``coefficients`` and ``decode``. ``reason`` explains the score of an output for an input; without it
-    there is no /explain. With ``keys`` everything else than /ready needs one, and /health says only that it is alive.
+    there is no /explain. With ``keys`` all requests need one, but for /ready and a /health that says only "ok".
     """
     draw = load_drawing()
     current = Current(predictor, index, limits)
