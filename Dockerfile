@@ -17,6 +17,7 @@ ENV PATH=/opt/dsokr/bin:$PATH PYTHONDONTWRITEBYTECODE=1 HOME=/tmp NUMBA_CACHE_DI
 USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
+# With TLS or another port, give `docker run` a --health-cmd of your own.
 HEALTHCHECK CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/ready')"]
 ENTRYPOINT ["dsokr"]
 CMD ["--help"]

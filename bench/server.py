@@ -158,11 +158,9 @@ async def load(port: int, options: argparse.Namespace) -> None:
 
 
 def record(options: argparse.Namespace, key: dict[str, Any], metrics: dict[str, float]) -> None:
-    if options.out:
-        from studies.results import Results
-
+    if options.results is not None:
         named = {"experiment": "trust", **key, "candidates": options.count, "dim": options.dim}
-        Results(options.out / "load.jsonl", say=print).record(named, lambda: {"metrics": metrics})
+        options.results.record(named, lambda: {"metrics": metrics})
 
 
 async def ask_constantly(port: int, dim: int, connections: int, seconds: float) -> float:
@@ -274,6 +272,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=0, help="only this load")
     parser.add_argument("--out", type=Path, help="a folder for rows")
     options = parser.parse_args()
+    options.results = None
+    if options.out:
+        from studies.results import Results
+
+        options.results = Results(options.out / "load.jsonl", say=print)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

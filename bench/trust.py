@@ -41,7 +41,7 @@ from dsokr.index.build import sample_queries
 from dsokr.serve import Key, Limits, create_app
 from studies.results import Results, Row
 
-OPENED, SEARCHED, K, BATCH = 15, 40, 10, 64
+OPENED, FRESH, SEARCHED, K, BATCH = 16, 4, 40, 10, 64
 ASKED = 200  # requests to /health
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -66,9 +66,11 @@ def measure_checks(index: Path) -> Row:
     """Milliseconds to open an index and to search it, with checks and without, in turn; files are in memory."""
     times: dict[str, list[float]] = {}
 
+    ways = [("checked", ExitStack), ("unchecked", lambda: unchecked(index))]
+
     def measure(what: str, work: Callable[[], object], repeats: int) -> None:
-        for _ in range(repeats):
-            for name, around in (("checked", ExitStack), ("unchecked", lambda: unchecked(index))):
+        for number in range(repeats):
+            for name, around in ways if number % 2 else ways[::-1]:  # neither is always the first
                 with around():
                     start = time.perf_counter()
                     work()
@@ -77,13 +79,8 @@ def measure_checks(index: Path) -> Row:
     measure("open", lambda: CandidateIndex.open(index), OPENED)
     opened = CandidateIndex.open(index)
     z, one = sample_queries(opened, BATCH), sample_queries(opened, 1, seed=1)
-    for number in range(5):  # the first searches of an index that was just opened
-        fresh, around = CandidateIndex.open(index), (ExitStack, lambda: unchecked(index))[number % 2]
-        with around():
-            start = time.perf_counter()
-            fresh.search(z, K, RULE)
-            name = f"first_search_{'un' * (number % 2)}checked"
-            times.setdefault(name, []).append(1000 * (time.perf_counter() - start))
+    fresh = iter([CandidateIndex.open(index) for _ in range(2 * FRESH)])
+    measure("first_search", lambda: next(fresh).search(z, K, RULE), FRESH)
     opened.search(z, K, RULE)
     measure("search", lambda: opened.search(z, K, RULE), SEARCHED)
     measure("search_one", lambda: opened.search(one, K, RULE), SEARCHED)

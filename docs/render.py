@@ -55,8 +55,6 @@ RESULTS, DOCS, TEMPLATES = ROOT / "results", ROOT / "docs", ROOT / "studies" / "
 FOLDS, NEAR = 5, 0.005  # of data sets for the defaults, and how far behind the first counts as near it
 COUNTED = 0.05  # share of sets not counted to the end, up to which sizes are compared
 
-TRUST_LOADS = ("load", "malformed")  # rows of bench/server.py
-
 Fields = dict[str, Any]
 Scores = dict[str, dict[str, tuple[float, float]]]  # data set -> method -> mean score, mean seconds of fitting
 
@@ -725,42 +723,48 @@ def judge_massbank(best: Row, rows: list[Row]) -> str:
 
 
 def describe_trust(folder: Path) -> Fields:
-    counts, checks = read_rows(folder / "counts.jsonl"), read_rows(folder / "checks.jsonl")
-    load, malformed = ({row["method"]: row for row in read_rows(folder / "load.jsonl")}[name] for name in TRUST_LOADS)
-    half, million = read_rows(folder / "connections.jsonl")[-1], read_rows(folder / "requests.jsonl")[-1]
-    by_kind = group_rows(counts, lambda row: row["method"])
+    """Each part is empty as long as there are no rows for it."""
+    by_kind = group_rows(read_rows(folder / "counts.jsonl"), lambda row: row["method"])
     tried = [{"what": what, "count": sum(row["metrics"]["count"] for row in rows)} for what, rows in by_kind.items()]
     times = ("open", "first_search", "search", "search_one")
-    table = [{"kind": row["method"], "what": name.replace("_", " "), "with": row["metrics"][f"{name}_checked"],
-              "without": row["metrics"][f"{name}_unchecked"]} for row in checks for name in times]  # fmt: skip
-    found, memory = load["metrics"], million["metrics"]["mebibytes"]
+    checks = [{"index": "{method}, {candidates:,} × {dim}".format_map(row), "what": name.replace("_", " "),
+               "with": row["metrics"][f"{name}_checked"], "without": row["metrics"][f"{name}_unchecked"]}
+              for row in read_rows(folder / "checks.jsonl") for name in times]  # fmt: skip
+    columns = {"index": "{index}", "": "{what}", "with checksums": "{with:.2f}", "without": "{without:.2f}"}
+    rows = [row for name in ("load", "requests", "connections") for row in read_rows(folder / f"{name}.jsonl")]
+    said = {row["method"]: TRUST[row["method"]].format_map(row | flatten(row["metrics"])) for row in rows}
     return {
         "counts": write_table({"what": "{what}", "how many": "{count:,}"}, tried),
-        "killed_tests": len(by_kind["processes killed"]),
-        "fuzzed_tests": len(by_kind["cases fuzzed"]),
-        "requests": malformed["metrics"]["requests"],
-        "malformed_errors": malformed["metrics"]["errors"],
-        "clients": load["clients"],
-        "seconds": load["asked_seconds"],
-        "candidates": load["candidates"],
-        "dim": load["dim"],
-        "load_rate": found["requests"] / load["asked_seconds"],
-        "load_hardware": name_hardware(load),
-        **{f"load_{name}": value for name, value in found.items()},
-        "memory_requests": million["requests"],
-        "memory_first": memory[0],
-        "memory_last": memory[-1],
-        "memory_errors": million["metrics"]["errors"],
-        "connections": half["connections"],
-        "asked": half["requests"],
-        **{f"{when}_{name}": half["metrics"][when][name] for when in ("before", "during") for name in ("p50", "max")},
-        "checks_candidates": checks[0]["candidates"],
-        "checks_dim": checks[0]["dim"],
-        "batch": checks[0]["batch"],
-        "checks": write_table(
-            {"index": "{kind}", "": "{what}", "with checksums": "{with:.2f}", "without": "{without:.2f}"}, table
-        ),
+        "load": said.get("load", ""),
+        "malformed": said.get("malformed", ""),
+        "memory": said.get("memory", ""),
+        "connections": said.get("half-open", ""),
+        "checks": write_table(columns, checks),
     }
+
+
+def flatten(metrics: Row) -> Row:
+    """Numbers within numbers by a name each: before_p50; of a list, the first and the last."""
+    flat = dict(metrics)
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}_{inner}": number for inner, number in value.items()}
+        elif isinstance(value, list):
+            flat |= {f"{name}_first": value[0], f"{name}_last": value[-1]}
+    return flat
+
+
+TRUST = {
+    "load": "**Load.** {clients} clients asked without a pause for {asked_seconds:.0f} seconds, with an exact index of "
+    "{candidates:,} × {dim}: {requests:,} requests, {errors} errors, p50 {p50:.0f} ms, p99 {p99:.0f} ms. Resident "
+    "memory was {first:.0f} MiB after a tenth of the time and {last:.0f} MiB at the end ({hardware}).",
+    "malformed": "**Malformed.** {requests:,} requests, of which {errors} were answered with a 5xx status.",
+    "memory": "**Memory.** {requests:,} requests with texts, ids, keys and addresses that never come again, {errors} "
+    "answers with a 5xx status: {mebibytes_first:.0f} MiB after the first tenth, {mebibytes_last:.0f} MiB at the end.",
+    "half-open": "**Half-open connections.** One address opened {connections:,} connections and sent half a request on "
+    "each; meanwhile another asked `/health` {requests} times: p50 {during_p50:.1f} ms, p99 {during_p99:.1f} ms, at "
+    "most {during_max:.1f} ms (before: p50 {before_p50:.1f} ms, at most {before_max:.1f} ms).",
+}
 
 
 FIELDS: dict[str, Callable[[Path], Fields]] = {

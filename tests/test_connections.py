@@ -22,6 +22,20 @@ from serving import HandMade, running  # noqa: E402
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
+SMUGGLED = [  # a proxy may read another length than the server
+    b"Transfer-Encoding : chunked",
+    b"Transfer-Encoding: gzip",
+    b"Transfer-Encoding: chunked, identity",
+    b"Transfer-Encoding: xchunked",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+    b"Content-Length: +5",
+    b"Content-Length: 0x5",
+    b"Content-Length: 5, 6",
+    b"Content-Length: " + b"9" * 5000,
+    b"Transfer-Encoding:\x0bchunked",
+]
+
+
 @pytest.fixture(scope="module")
 def address():
     model = HandMade()
@@ -54,6 +68,10 @@ def talk(address, *pieces):
         b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nbad header\r\n\r\n",
+        *(
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n\r\n0\r\n\r\nGET /ready HTTP/1.1\r\n\r\n"
+            for line in SMUGGLED
+        ),
         b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000,
         bytes(range(256)) + b"\r\n\r\n",
     ],

@@ -35,6 +35,7 @@ from dsokr.serve.operations import HEADERS, Desk, Key, Metrics, check_hosts, con
 PAGE = Path(__file__).parent / "page"
 LONGEST_SMILES = 400
 WATCH_SECONDS = 1.0  # between looks for a newer version of the index
+AT_ONCE = 256  # connections that are accepted before requests get their turn; more wait
 SWITCH_SECONDS = 2e-4  # between the threads for searching and for HTTP; Python's default of 5 ms is long here
 PICTURE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'none'",
@@ -51,12 +52,12 @@ def create_app(
     reason: Callable[[str, str, Rule], Reasons] | None = None,
     keys: Sequence[Key] = (),
 ) -> FastAPI:
-    """Return an application with the page at /; /predict, /explain, /drawing, /health, /openapi.json; /ready, /metrics.
+    """Return an application: the page at /, /predict, /explain, /drawing, /health, /ready, /metrics, /openapi.json.
 
     It contacts no other host. It answers requests to localhost, to IPv4 addresses and to the names in ``hosts``.
     ``predictor`` is a :class:`dsokr.commands.Predictor`, or anything else with its ``input``, ``output``, ``rule``,
     ``searches``, ``coefficients`` and ``decode``. ``reason`` explains the score of an output for an input; without it
-    there is no /explain. With ``keys`` everything else than /ready needs one, and /health says only that it is alive.
+    there is no /explain. With ``keys`` all requests need one, but for /ready and a /health that says only "ok".
     """
     draw = load_drawing()
     current = Current(predictor, index, limits)
@@ -260,6 +261,7 @@ def configure(
     Connection.extra = HEADERS
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = HEADER_SECONDS  # type: ignore[attr-defined] # uvicorn has no option for it
     options = {"log_level": "error", "access_log": False, "server_header": False, "ws": "none", "loop": "asyncio"}
+    options["backlog"] = AT_ONCE
     if log is not None:
         options |= {"log_config": configure_log(log), "log_level": None}
     grace = math.ceil(app.state.limits.seconds) + 1  # no answer takes longer

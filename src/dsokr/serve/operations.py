@@ -105,7 +105,7 @@ def check_hosts(hosts: Sequence[str]) -> list[str]:
     for host in hosts:
         if not HOST.fullmatch(host):
             raise InputError(f"Hosts are names such as models.example.org, without a port. Got {host!r}.")
-    return [f"[{host}]" if ":" in host and "[" not in host else host.lower() for host in hosts]
+    return [f"[{host}]".lower() if ":" in host and "[" not in host else host.lower() for host in hosts]
 
 
 class Rates:
