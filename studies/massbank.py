@@ -282,22 +282,27 @@ class Model:
     sketch: SketchSpec | None = None  # None: as many outputs as the configuration says
 
 
-MODELS = {
+PLAIN = {
     "SISOKR": Model("data.X", make_sisokr),
     "IOKR": Model("data.X", lambda fold: KernelRidge(Cosine(), Full(), regularization=1e-4), sketch=Full()),
     "DSOKR, ridge": Model("data.X", make_ridge),
     "DSOKR, network": Model("embedded", lambda fold: make_network(fold, Squared()), trains=True),
     "DSOKR, network, ranked": Model("embedded", lambda fold: make_network(fold, Ranked()), trains=True),
     "DSOKR, network, ranked within 10 Da": Model("embedded", make_close, trains=True),
-    "DSOKR, forest": Model("data.X", lambda fold: Forest(trees=30, min_split=2)),
-    "DSOKR, auto": Model("data.X", lambda fold: "auto"),
-    "DSOKR, tokens": Model("tokens", make_tokens, trains=True),
+}
+DETAILED = {
     "SISOKR, differences": Model("data.detailed", make_sisokr),
     "DSOKR, ridge, differences": Model("data.detailed", make_ridge),
     "DSOKR, network, differences": Model("detailed", lambda fold: make_network(fold, Ranked()), trains=True),
     "DSOKR, network within 10 Da, differences": Model("detailed", make_close, trains=True),
-    "DSOKR, stack, differences": Model("detailed", make_stack, trains=True),
 }
+FOREST = {"DSOKR, forest": Model("data.X", lambda fold: Forest(trees=30, min_split=2))}
+SLOW = {
+    "DSOKR, stack, differences": Model("detailed", make_stack, trains=True),
+    "DSOKR, auto": Model("data.X", lambda fold: "auto"),
+    "DSOKR, tokens": Model("tokens", make_tokens, trains=True),
+}
+MODELS = PLAIN | DETAILED | FOREST | SLOW
 TOGETHER = {  # means of coordinates
     "DSOKR, together": ("DSOKR, ridge", "DSOKR, network, ranked", "DSOKR, network, ranked within 10 Da"),
     "DSOKR, together, differences": (
@@ -318,11 +323,14 @@ FULL = MassBankConfig(
     training=replace(
         ADAMW, epochs=15, batch_size=128, warmup_steps=20, weight_decay=0.0, validation_fraction=0.0, progress=False
     ),
-    models=(BITWISE, *list(MODELS)[:6], "DSOKR, together"),
+    models=(BITWISE, *PLAIN, "DSOKR, together"),
 )
-DIFFERENCES = replace(FULL, models=(*list(MODELS)[9:], "DSOKR, together, differences"))
-SLOW = replace(FULL, models=("DSOKR, forest", "DSOKR, auto"))
-TOKENS = replace(FULL, splits=("molecule", *MASS_SPLITS), models=("DSOKR, tokens",))
+BY_MASS = replace(FULL, splits=("molecule", *MASS_SPLITS))
+FURTHER = (
+    replace(FULL, models=(*FOREST,)),
+    replace(BY_MASS, models=(*DETAILED, "DSOKR, together, differences")),
+    replace(BY_MASS, models=(*SLOW,)),
+)
 REDUCED = replace(FULL, splits=("molecule",), models=("SISOKR", "DSOKR, ridge"))
 QUICK = replace(
     FULL,
@@ -448,7 +456,7 @@ def draw(folder: Path, image: Path) -> Path:
 
 STUDY = Study(
     "massbank",
-    {"full": (FULL, DIFFERENCES, SLOW, TOKENS), "reduced": (REDUCED,), "quick": (QUICK,)},
+    {"full": (FULL, *FURTHER), "reduced": (REDUCED,), "quick": (QUICK,)},
     run,
     tabulate,
     COLUMNS,

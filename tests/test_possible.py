@@ -10,7 +10,7 @@ pytest.importorskip("rdkit")
 pytest.importorskip("typer")
 
 from dsokr import chem
-from dsokr.commands import Predictor, fit, library, options
+from dsokr.commands import Predictor, fit, library, options, predict
 from dsokr.commands.possible import read_within
 from dsokr.commands.tables import Problems
 from dsokr.errors import InputError
@@ -60,6 +60,7 @@ def _describe(smiles: str) -> str:
 
 @pytest.fixture(params=["csv", "smi", "index", "sorted", "blocks"])
 def candidates(request, tables, model, dsokr, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(predict, "INPUTS", 7)  # searched for at once
     if request.param == "blocks":
         monkeypatch.setattr(library, "BLOCK", 7)
     if request.param in ("csv", "smi"):

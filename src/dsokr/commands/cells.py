@@ -101,7 +101,7 @@ def guess_input(columns: Sequence[str], cells: Sequence[str], locate: Callable[[
 
 
 def guess_output(columns: Sequence[str], cells: Sequence[str], locate: Callable[[int], str]) -> str:
-    """Do the same for outputs.
+    """Return the same for outputs.
 
     >>> guess_output(["y"], ["b>a>c", "a>b>c"], str), guess_output(["tags"], ["red;round", "green"], str)
     ('ranking', 'labels')

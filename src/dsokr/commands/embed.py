@@ -132,7 +132,7 @@ def update(options: UpdateOptions, problems: Problems, say: Say) -> Result:
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker of a cluster holds and does. Shards of an interrupted run that are there are not made again."""
+    """A worker of a cluster: it embeds values and writes shards. Shards of an interrupted run are kept."""
 
     shards: Shards
     done: set[int]
@@ -151,7 +151,7 @@ class Worker:
 
 
 def inspect_cells(shards: Shards, done: set[int], inspect: Inspect, number: int, cells: list[str]) -> tuple[Any, Any]:
-    """What is found out about cells, and their values; read from a shard if it is there."""
+    """Inspect cells: their hashes and columns, and their values; read from a shard if it exists."""
     if number not in done:
         read, codes, columns = inspect(cells)
         return (read._replace(values=None), codes, columns), read.values

@@ -1,4 +1,4 @@
-"""Answers with a guarantee on the command line: calibration, sets and safe answers, and whether promises are kept."""
+"""Guarantees on the command line: calibration, prediction sets, safe answers, and tests of the promised coverage."""
 
 from typing import Any
 

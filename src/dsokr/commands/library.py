@@ -35,8 +35,8 @@ class Listed(NamedTuple):
 
     cells: list[str]
     names: list[str]
-    values: Any  # of all good cells of the block, or where these are,
-    places: list[int]  # and where those of the candidates are among them
+    values: Any  # of all good cells of the block, or a reference to them on a cluster
+    places: list[int]  # positions of the candidates among these values
     columns: dict[str, list[str]]
     row: int
     rows: list[int]  # of the candidates
@@ -49,9 +49,9 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspect:
-    """What takes most of the time, for all cores: values and computed columns of candidates, and codes for these.
+    """Parse candidates, compute their columns and hash them: the slow part, which runs on all cores.
 
-    Candidates with different codes do not mean the same.
+    Candidates with different hashes mean different things.
     """
 
     output: OutputKind
@@ -65,7 +65,7 @@ class Inspect:
         return read, list(map(_shorten, self._identify(read.values, good))), columns
 
     def _identify(self, values: Any, cells: list[str]) -> Iterator[bytes]:
-        """By their fingerprints, as canonical SMILES take longer; other kinds by their keys."""
+        """Identify molecules by their fingerprints, since canonical SMILES take longer; other kinds by their keys."""
         if not cells or not isinstance(self.output, Molecule) or self.output.as_graph or not self.output.counts:
             return (self.output.key(cell).encode(errors="surrogatepass") for cell in cells)
         rows = sp.csr_array(values).sorted_indices()
@@ -147,7 +147,7 @@ class Library:
             raise self.table.unusable(self.problems)
 
     def _is_new(self, cell: str, code: bytes, seen: dict[bytes, tuple[str, ...]]) -> bool:
-        """Whether a candidate means something else than all before, which it then joins."""
+        """Whether no earlier candidate means the same; if so, remember it."""
         others, key = seen.get(code, ()), self.predictor.output.key
         if others and key(cell) in map(key, others):
             return False
@@ -155,7 +155,7 @@ class Library:
         return True
 
     def _inspect(self, spread: Spread | None) -> Iterator[tuple[Rows, list[str], list[str], Any]]:
-        """Rows, their cells, those that are new, and what is found out about them; on all cores if they are many."""
+        """Yield rows, their cells, the new ones of these, and their values; large files are parsed on all cores."""
         seen: set[int] = set()
         waiting: deque[tuple[dict[Any, Any], Rows, list[str], list[str]]] = deque()
 

@@ -42,7 +42,7 @@ OF_MOLECULES = ("formula", "exact_mass")  # columns that are computed where a fi
 
 @dataclass(frozen=True)
 class Wish:
-    """A column of the candidates and, of the inputs, what it must be equal to or near."""
+    """A condition: a column of the candidates must equal, or be near, an expression of the input's columns."""
 
     column: str
     formula: str  # a column of the inputs, or an expression of several
@@ -58,7 +58,7 @@ class Wish:
         return table.check_columns([*chain.from_iterable(needed)])
 
     def compute(self, rows: Rows, problems: Problems) -> Condition:
-        """What the candidates of every row must have; rows without it are problems."""
+        """The values that the candidates of every row must have; rows for which they are unknown are problems."""
         if self.tolerance is None:
             return Condition.equal(self.column, rows.cells[self.formula])
         names = self.names(rows.table)
@@ -111,7 +111,7 @@ def _compute(node: Any, numbers: Mapping[str, np.ndarray]) -> Any:
 
 
 class Possible:
-    """The wishes of --match and --within: which columns they need, and the conditions for every input."""
+    """The conditions of --match and --within: the columns they need, and their values for every input."""
 
     def __init__(self, options: PossibleOptions):
         equal = [text.partition("=") for text in options.match or ()]
@@ -128,7 +128,7 @@ class Possible:
         return [name for wish in self.wishes for name in wish.names(table)]
 
     def compute(self, rows: Rows, problems: Problems) -> list[Condition]:
-        """What the candidates of every row must have; rows for which this is unknown are problems."""
+        """The condition on the candidates of every row; rows for which it is unknown are problems."""
         return [wish.compute(rows, problems) for wish in self.wishes]
 
     def after(self, kept: Sequence[Any] | None, conditions: Sequence[Condition]) -> list[Condition]:

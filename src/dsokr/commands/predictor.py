@@ -279,7 +279,7 @@ def find_gamma(ys: Any, power: int) -> float:
 
 
 def check_options(options: FitOptions) -> None:
-    """Check what excludes each other, and that an encoder may be one; the hub is not asked."""
+    """Refuse options that exclude each other, and an encoder that is neither a folder nor a name on the hub."""
     ways = {f"--{name}": value for name in ("regressor", "network", "encoder") if (value := getattr(options, name))}
     given = [name for name, value in ways.items() if value != "auto"]
     if len(given) > 1:
