@@ -739,7 +739,7 @@ def describe_trust(folder: Path) -> Fields:
         "malformed": said.get("malformed", ""),
         "memory": said.get("memory", ""),
         "connections": said.get("half-open", ""),
-        "checks": write_table(columns, checks),
+        "checks": write_table(columns, checks) if checks else "Not measured yet.",
     }
 
 

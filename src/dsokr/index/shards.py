@@ -57,7 +57,7 @@ class Folder:
             yield system, f"{root}/{name}" if name else root
         except DSOKRError:
             raise
-        except (ImportError, LookupError, OSError, TypeError, ValueError) as error:
+        except (AttributeError, ImportError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
             place = f"{self.place}/{name}" if name else self.place
             raise ModelFolderError(f"{place} cannot be used: {str(error).rstrip('.')}.") from error
 
