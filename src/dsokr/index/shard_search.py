@@ -1,7 +1,7 @@
-"""Exact search over shards, which may run on many machines: the same answers, in the same order, as that of an index.
+"""Exact search over shards, on one or many machines: the same answers, in the same order, as from an index.
 
-Which scores are ties is found out first, from the scores that an index looks at; then every shard is scanned with these
-ties, and the best of all are merged in the order of the shards.
+A first pass finds the tolerance for ties from the same sample of scores as an index does. A second pass scans every
+shard with this tolerance, and the best candidates are merged in the order of the shards.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _read_cells(shards: Shards, columns: Sequence[str], number: int, at: np.ndar
 
 
 class Query(NamedTuple):
-    """What is asked of all shards; its methods are the work on one of them."""
+    """A query of all shards; each method does the work for one shard."""
 
     shards: Shards
     z: Tensor  # (n, p)
@@ -115,7 +115,7 @@ class Query(NamedTuple):
 
 
 def _find_ties(query: Query, spread: Spread) -> Ties:
-    """By the scores that an index looks at: of its first block or, with conditions, of a sample of every pool."""
+    """Use the scores that an index uses: of its first block or, with conditions, of a sample of every pool."""
     counts, n = query.shards.counts, len(query.z)
     found = list(spread(query.count_pools, ((number,) for number in range(len(counts))))) if query.conditions else []
     if missing := set.intersection(*(empty for empty, _ in found)) if found else set():
