@@ -55,18 +55,18 @@ class Collection:
             raise InputError(
                 f"Addresses of Milvus are milvus://HOST:PORT/COLLECTION, or x.db for a file. Got {address}."
             )
-        place, self.name = (
-            (str(address), "candidates") if found is None else (f"http://{found['host']}", found["collection"])
-        )
-        self.address = str(address) if found is None else f"milvus://{found['host']}/{self.name}"
         pymilvus = import_extra("pymilvus", "milvus")
+        self.address, self.name, place, token = str(address), "candidates", str(address), ""
         if found is None:
             import_extra("milvus_lite", "milvus")
+        else:
+            self.name, place, token = found["collection"], f"http://{found['host']}", found["token"] or ""
+            self.address = f"milvus://{found['host']}/{self.name}"
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # they would print a traceback beside our error
         self.failure = pymilvus.MilvusException
         with self.errors():
-            self.client = pymilvus.MilvusClient(place, token=(found and found["token"]) or "", timeout=SECONDS)
+            self.client = pymilvus.MilvusClient(place, token=token, timeout=SECONDS)
 
     @contextmanager
     def errors(self) -> Iterator[None]:

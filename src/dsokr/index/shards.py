@@ -165,11 +165,8 @@ class Shards:
         stored, diag = psi.detach().cpu().to(getattr(torch, self.dtype)), diag.detach().cpu().double()
         for at in (~(stored.isfinite().all(dim=1) & diag.isfinite())).nonzero():
             raise InputError(f"Candidate {shard.texts[at]!r} has coordinates that are not finite in {self.dtype}.")
-        texts = {
-            "text": shard.texts,
-            "name": shard.names,
-            **{f"column.{name}": shard.cells[name] for name in self.columns},
-        }
+        further = {f"column.{name}": shard.cells[name] for name in self.columns}
+        texts = {"text": shard.texts, "name": shard.names, **further}
         columns = {
             "row": arrow.array(shard.rows, arrow.int64()),
             "code": arrow.array(shard.codes, arrow.binary(8)),
