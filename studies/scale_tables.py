@@ -20,6 +20,7 @@ def describe_scale(folder: Path) -> dict[str, Any]:
     same = "All three gave the same bytes." if cluster["metrics"]["same bytes"] else "Their results differ."
     return {
         "hardware": next(row["hardware"] for row in rows["kinds"]),
+        "loads": _describe_loads(rows["kinds"] + rows["large"] + rows["growth"]),
         "embedded": cluster["candidates"],
         "embedded_p": cluster["p"],
         "same": f"{same} Ray took {cluster['metrics']['Ray, start, s']:.0f} s more to start.",
@@ -30,6 +31,11 @@ def describe_scale(folder: Path) -> dict[str, Any]:
         "streams": _tabulate_streams(rows["streams"]),
         "expected": _extrapolate(rows),
     }
+
+
+def _describe_loads(rows: list[Row]) -> str:
+    loads = [row["metrics"]["load"] for row in rows]
+    return f"{min(loads):.0f} to {max(loads):.0f}"
 
 
 def _tabulate_embedding(metrics: Row) -> str:
@@ -53,6 +59,7 @@ def _tabulate_kinds(rows: list[Row]) -> str:
         "index": lambda row: KINDS[row["kind"]],
         "candidates": "{candidates:,}",
         "built per second": "{metrics[built/s]:,.0f}",
+        "CPU µs each": lambda row: "–" if row["kind"] == "milvus" else f"{row['metrics']['CPU µs']:,.0f}",
         "all: p50": "{metrics[all p50]:.2f}",
         "p99": "{metrics[all p99]:.2f}",
         "recall@10": "{metrics[all recall@10]:.3f}",
@@ -74,6 +81,7 @@ def _tabulate_large(rows: list[Row]) -> str:
         "search": lambda row: "10 ppm window, exact" if row["kind"] == "exact" else "all, IVF-PQ",
         "candidates": "{candidates:,}",
         "built per second": lambda row: find(row, "built/s", ",.0f"),
+        "CPU µs each": lambda row: find(row, "CPU µs", ",.1f"),
         "GiB to build": lambda row: find(row, "largest GiB", ".1f"),
         "p50": "{metrics[p50]:.1f}",
         "p99": "{metrics[p99]:.1f}",
@@ -89,6 +97,7 @@ def _tabulate_growth(rows: list[Row]) -> str:
         "index": lambda row: KINDS[row["kind"]],
         "candidates": "{candidates:,}",
         "µs per added candidate": "{metrics[added µs]:,.0f}",
+        "of CPU": "{metrics[CPU µs]:,.0f}",
         "all: p50": "{metrics[all p50]:.2f}",
         "10 ppm: p50": "{metrics[10 ppm p50]:.2f}",
     }
@@ -108,11 +117,11 @@ def _tabulate_streams(rows: list[Row]) -> str:
 def _extrapolate(rows: dict[str, list[Row]]) -> str:
     """Multiply what was measured to 10⁵, 10⁶, 10⁸ and 10⁹ candidates."""
     rate = rows["cluster"][-1]["metrics"][WAYS[0]]
-    million = next(row for row in rows["kinds"] if row["kind"] == "exact" and row["candidates"] == 10**6)
+    million = max((row for row in rows["kinds"] if row["kind"] == "exact"), key=lambda row: row["candidates"])
     large = {row["kind"]: row for row in rows["large"] if row["experiment"] == "large"}
     found = []
     for name, n in {"10⁵": 10**5, "10⁶": 10**6, "10⁸": 10**8, "10⁹": 10**9}.items():
-        if n <= million["candidates"]:
+        if n <= 10**6:
             factor, metrics = n / million["candidates"], million["metrics"]
             row = {"what": "exact", "disk": metrics["bytes"] / 1e9, "all": metrics["all p50"], "memory": None}
             window = metrics["10 ppm p50"] / factor  # hardly depends on the number of candidates
