@@ -50,7 +50,7 @@ def _start(ray: Any, address: str) -> None:
             socket.create_connection((found["host"], int(found["port"])), SECONDS).close()
         further = {"include_dashboard": False} if address == "local" else {}
         ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **further)
-    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises plain ones, as when its processes start too slowly
         reason = str(error).partition("\n")[0].rstrip(".")
         raise InputError(f"Cannot reach a Ray cluster at {address}: {reason}.") from error
 
