@@ -5,6 +5,7 @@ from typing import Any
 
 from studies.results import Columns, Row, read_rows, write_table
 
+MISSING = "Not measured yet."
 KINDS = {"exact": "exact", "hnsw": "HNSW", "ivfpq": "IVF-PQ", "milvus": "Milvus Lite, exact"}
 WAYS = ("one process", "two processes", "Ray, two workers")
 
@@ -89,7 +90,7 @@ def _tabulate_large(rows: list[Row]) -> str:
         "GiB to search": "{metrics[GiB]:.1f}",
         "GB on disk": "{metrics[GB on disk]:.1f}",
     }
-    return write_table(columns, [row for row in rows if row["experiment"] == "large"])
+    return write_table(columns, [row for row in rows if row["experiment"] == "large"]) if rows else MISSING
 
 
 def _tabulate_growth(rows: list[Row]) -> str:
@@ -101,7 +102,7 @@ def _tabulate_growth(rows: list[Row]) -> str:
         "all: p50": "{metrics[all p50]:.2f}",
         "10 ppm: p50": "{metrics[10 ppm p50]:.2f}",
     }
-    return write_table(columns, rows)
+    return write_table(columns, rows) if rows else MISSING
 
 
 def _tabulate_streams(rows: list[Row]) -> str:
@@ -111,35 +112,45 @@ def _tabulate_streams(rows: list[Row]) -> str:
         "pairs/s": "{metrics[pairs/s]:,.0f}",
         "peak memory, GiB": "{metrics[peak GiB]:.2f}",
     }
-    return write_table(columns, rows)
+    return write_table(columns, rows) if rows else MISSING
 
 
 def _extrapolate(rows: dict[str, list[Row]]) -> str:
     """Multiply what was measured to 10⁵, 10⁶, 10⁸ and 10⁹ candidates."""
     rate = rows["cluster"][-1]["metrics"][WAYS[0]]
-    million = max((row for row in rows["kinds"] if row["kind"] == "exact"), key=lambda row: row["candidates"])
+    exact = max((row for row in rows["kinds"] if row["kind"] == "exact"), key=lambda row: row["candidates"])
     large = {row["kind"]: row for row in rows["large"] if row["experiment"] == "large"}
     found = []
     for name, n in {"10⁵": 10**5, "10⁶": 10**6, "10⁸": 10**8, "10⁹": 10**9}.items():
-        if n <= 10**6:
-            factor, metrics = n / million["candidates"], million["metrics"]
-            row = {"what": "exact", "disk": metrics["bytes"] / 1e9, "all": metrics["all p50"], "memory": None}
-            window = metrics["10 ppm p50"] / factor  # hardly depends on the number of candidates
-        else:
-            factor, metrics = n / large["ivfpq"]["candidates"], large["ivfpq"]["metrics"]
-            row = {"what": "IVF-PQ, half precision", "disk": metrics["GB on disk"], "all": metrics["p50"]}
-            row["memory"], window = metrics["GiB"], large["exact"]["metrics"]["p50"]
-        row = {key: value * factor if isinstance(value, float) else value for key, value in row.items()}
-        is_measured = factor == 1
-        found.append(row | {"n": name, "hours": n / rate / 3600, "window": window * factor, "is": is_measured})
+        row: Row = {
+            "n": name,
+            "hours": n / rate / 3600,
+            "of": "–",
+            "disk": "–",
+            "memory": "–",
+            "all": "–",
+            "window": "–",
+        }
+        own = exact if n <= 10**6 else large.get("ivfpq")
+        if own is not None:
+            factor, metrics, is_exact = n / own["candidates"], own["metrics"], own is exact
+            size = metrics["bytes"] / 1e9 if is_exact else metrics["GB on disk"]
+            row |= {"disk": f"{size * factor:,.2f}", "of": f"{own['candidates']:,}"}
+            row["all"] = f"{metrics['all p50' if is_exact else 'p50'] * factor:,.0f}"
+            row["memory"] = "mapped from disk" if is_exact else f"{metrics['GiB'] * factor:,.1f}"
+        if n > 10**6 and "exact" in large:
+            row["window"] = f"{large['exact']['metrics']['p50'] * n / large['exact']['candidates']:,.1f}"
+        elif n <= 10**6:
+            row["window"] = f"{exact['metrics']['10 ppm p50']:,.1f}"  # hardly depends on the number of candidates
+        found.append(row | {"what": "exact" if n <= 10**6 else "IVF-PQ, half precision"})
     columns: Columns = {
         "candidates": "{n}",
-        "": lambda row: "search measured" if row["is"] else "*extrapolated*",
         "core hours to embed": "{hours:,.2f}",
         "index": "{what}",
-        "GB on disk": "{disk:,.2f}",
-        "GiB of memory": lambda row: "mapped from disk" if row["memory"] is None else f"{row['memory']:,.1f}",
-        "ms, all": "{all:,.0f}",
-        "ms, 10 ppm": "{window:,.1f}",
+        "measured with": "{of}",
+        "GB on disk": "{disk}",
+        "GiB of memory": "{memory}",
+        "ms, all": "{all}",
+        "ms, 10 ppm": "{window}",
     }
     return write_table(columns, found)
