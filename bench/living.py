@@ -119,6 +119,7 @@ def recall(found: torch.Tensor, truth: torch.Tensor) -> float:
 
 def record(results: Results, key: Row, metrics: Row) -> None:
     """Append a row to the results, unless there is one with this key, and print it."""
+    metrics |= {"load": round(os.getloadavg()[0], 1)}  # of the machine, beside this process
     row = results.record(key, lambda: {"metrics": metrics})
     parts = {name: f"{value:,.4g}" if isinstance(value, float) else value for name, value in metrics.items()}
     print(*key.values(), parts, "" if row["metrics"] == metrics else "(known already)", flush=True)
@@ -131,10 +132,11 @@ def compare_kinds(molecules: Molecules, count: int, kinds: list[str], results: R
         for kind in kinds:
             place = Path(folder) / ("index.db" if kind == "milvus" else "index")
             options = BuildOptions(None, RULE) if kind == "milvus" else BuildOptions(kind, RULE)
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             parts = {"model": "bench", "dim": dim, "columns": ["exact_mass"], "options": options}
             index = build(place, lambda at: molecules.blocks(order, masses, at), **parts)
             found = {"built/s": count / (time.perf_counter() - start)}
+            found["CPU µs"] = 1e6 * (time.process_time() - used) / count
             if kind == "exact":
                 z, condition = sample_queries(index, QUERIES, seed=1), windows(masses, QUERIES)
                 truths = index.search_exactly(z, K, RULE).scores, time_queries(index, z, condition)[1]
@@ -153,12 +155,13 @@ def grow(molecules: Molecules, count: int, kind: str, results: Results) -> None:
     masses = molecules.list_masses(16 * count)
     dim = molecules.psi.shape[1]
     with tempfile.TemporaryDirectory() as folder:
-        place, start = Path(folder) / "index", time.perf_counter()
+        place, start, used = Path(folder) / "index", time.perf_counter(), time.process_time()
         numbers = np.arange(count)
         parts = {"dim": dim, "columns": ["exact_mass"], "options": BuildOptions(kind, RULE, sort_by="exact_mass")}
         build(place, lambda at: molecules.blocks(numbers, masses, at), model="bench", **parts)
         while True:
             found = {"added µs": 1e6 * (time.perf_counter() - start) / len(numbers)}
+            found["CPU µs"] = 1e6 * (time.process_time() - used) / len(numbers)
             index = open_index(place)
             z, condition = sample_queries(index, QUERIES, seed=1), windows(masses[: len(index)], QUERIES)
             for name, asked in (("all", None), ("10 ppm", condition)):
@@ -166,7 +169,8 @@ def grow(molecules: Molecules, count: int, kind: str, results: Results) -> None:
             record(results, {"experiment": "growth", "kind": kind, "candidates": len(index), "p": dim}, found)
             if len(index) == 16 * count:
                 return
-            numbers, start = np.arange(len(index), 2 * len(index)), time.perf_counter()
+            numbers = np.arange(len(index), 2 * len(index))
+            start, used = time.perf_counter(), time.process_time()
             update(place, molecules.blocks(numbers, masses), model="bench")
 
 
@@ -189,13 +193,15 @@ def build_large(molecules: Molecules, count: int, folder: Path, kinds: list[str]
             print(f"  {line}; {memory()}", flush=True)
 
     for kind in [kind for kind in ("exact", "ivfpq") if kind in kinds]:
-        options, start, largest[0] = BuildOptions(kind, RULE, "float16", recall=0.9), time.perf_counter(), 0.0
+        options, largest[0] = BuildOptions(kind, RULE, "float16", recall=0.9), 0.0
+        start, used = time.perf_counter(), time.process_time()
         parts = {"model": "bench", "dim": molecules.psi.shape[1], "columns": ["exact_mass"], "options": options}
         key = {"experiment": "large", "kind": kind, "candidates": count, "p": molecules.psi.shape[1]}
         if not is_built(folder, kind):
             index = build(folder, blocks, **parts, say=say, progress=report)
-            seconds = time.perf_counter() - start
+            seconds, cpu = time.perf_counter() - start, time.process_time() - used
             found = {"built/s": rate[0] if kind == "exact" else count / seconds, "largest GiB": largest[0]}
+            found["CPU µs"] = 1e6 * cpu / count
             record(results, key | {"experiment": "large, build"}, found | memory())
         index = open_index(folder)
         z, masses = sample_queries(index, QUERIES, seed=1), index.arrays.columns.numbers("exact_mass")

@@ -5,6 +5,7 @@ from typing import Any
 
 from studies.results import Columns, Row, read_rows, write_table
 
+MISSING = "Not measured yet."
 KINDS = {"exact": "exact", "hnsw": "HNSW", "ivfpq": "IVF-PQ", "milvus": "Milvus Lite, exact"}
 WAYS = ("one process", "two processes", "Ray, two workers")
 
@@ -20,6 +21,7 @@ def describe_scale(folder: Path) -> dict[str, Any]:
     same = "All three gave the same bytes." if cluster["metrics"]["same bytes"] else "Their results differ."
     return {
         "hardware": next(row["hardware"] for row in rows["kinds"]),
+        "loads": _describe_loads(rows["kinds"] + rows["large"] + rows["growth"]),
         "embedded": cluster["candidates"],
         "embedded_p": cluster["p"],
         "same": f"{same} Ray took {cluster['metrics']['Ray, start, s']:.0f} s more to start.",
@@ -30,6 +32,11 @@ def describe_scale(folder: Path) -> dict[str, Any]:
         "streams": _tabulate_streams(rows["streams"]),
         "expected": _extrapolate(rows),
     }
+
+
+def _describe_loads(rows: list[Row]) -> str:
+    loads = [row["metrics"]["load"] for row in rows]
+    return f"{min(loads):.0f} to {max(loads):.0f}"
 
 
 def _tabulate_embedding(metrics: Row) -> str:
@@ -53,6 +60,7 @@ def _tabulate_kinds(rows: list[Row]) -> str:
         "index": lambda row: KINDS[row["kind"]],
         "candidates": "{candidates:,}",
         "built per second": "{metrics[built/s]:,.0f}",
+        "CPU µs each": lambda row: "–" if row["kind"] == "milvus" else f"{row['metrics']['CPU µs']:,.0f}",
         "all: p50": "{metrics[all p50]:.2f}",
         "p99": "{metrics[all p99]:.2f}",
         "recall@10": "{metrics[all recall@10]:.3f}",
@@ -74,6 +82,7 @@ def _tabulate_large(rows: list[Row]) -> str:
         "search": lambda row: "10 ppm window, exact" if row["kind"] == "exact" else "all, IVF-PQ",
         "candidates": "{candidates:,}",
         "built per second": lambda row: find(row, "built/s", ",.0f"),
+        "CPU µs each": lambda row: find(row, "CPU µs", ",.1f"),
         "GiB to build": lambda row: find(row, "largest GiB", ".1f"),
         "p50": "{metrics[p50]:.1f}",
         "p99": "{metrics[p99]:.1f}",
@@ -81,7 +90,7 @@ def _tabulate_large(rows: list[Row]) -> str:
         "GiB to search": "{metrics[GiB]:.1f}",
         "GB on disk": "{metrics[GB on disk]:.1f}",
     }
-    return write_table(columns, [row for row in rows if row["experiment"] == "large"])
+    return write_table(columns, [row for row in rows if row["experiment"] == "large"]) if rows else MISSING
 
 
 def _tabulate_growth(rows: list[Row]) -> str:
@@ -89,10 +98,11 @@ def _tabulate_growth(rows: list[Row]) -> str:
         "index": lambda row: KINDS[row["kind"]],
         "candidates": "{candidates:,}",
         "µs per added candidate": "{metrics[added µs]:,.0f}",
+        "of CPU": "{metrics[CPU µs]:,.0f}",
         "all: p50": "{metrics[all p50]:.2f}",
         "10 ppm: p50": "{metrics[10 ppm p50]:.2f}",
     }
-    return write_table(columns, rows)
+    return write_table(columns, rows) if rows else MISSING
 
 
 def _tabulate_streams(rows: list[Row]) -> str:
@@ -102,35 +112,45 @@ def _tabulate_streams(rows: list[Row]) -> str:
         "pairs/s": "{metrics[pairs/s]:,.0f}",
         "peak memory, GiB": "{metrics[peak GiB]:.2f}",
     }
-    return write_table(columns, rows)
+    return write_table(columns, rows) if rows else MISSING
 
 
 def _extrapolate(rows: dict[str, list[Row]]) -> str:
     """Multiply what was measured to 10⁵, 10⁶, 10⁸ and 10⁹ candidates."""
     rate = rows["cluster"][-1]["metrics"][WAYS[0]]
-    million = next(row for row in rows["kinds"] if row["kind"] == "exact" and row["candidates"] == 10**6)
+    exact = max((row for row in rows["kinds"] if row["kind"] == "exact"), key=lambda row: row["candidates"])
     large = {row["kind"]: row for row in rows["large"] if row["experiment"] == "large"}
     found = []
     for name, n in {"10⁵": 10**5, "10⁶": 10**6, "10⁸": 10**8, "10⁹": 10**9}.items():
-        if n <= million["candidates"]:
-            factor, metrics = n / million["candidates"], million["metrics"]
-            row = {"what": "exact", "disk": metrics["bytes"] / 1e9, "all": metrics["all p50"], "memory": None}
-            window = metrics["10 ppm p50"] / factor  # hardly depends on the number of candidates
-        else:
-            factor, metrics = n / large["ivfpq"]["candidates"], large["ivfpq"]["metrics"]
-            row = {"what": "IVF-PQ, half precision", "disk": metrics["GB on disk"], "all": metrics["p50"]}
-            row["memory"], window = metrics["GiB"], large["exact"]["metrics"]["p50"]
-        row = {key: value * factor if isinstance(value, float) else value for key, value in row.items()}
-        is_measured = factor == 1
-        found.append(row | {"n": name, "hours": n / rate / 3600, "window": window * factor, "is": is_measured})
+        row: Row = {
+            "n": name,
+            "hours": n / rate / 3600,
+            "of": "–",
+            "disk": "–",
+            "memory": "–",
+            "all": "–",
+            "window": "–",
+        }
+        own = exact if n <= 10**6 else large.get("ivfpq")
+        if own is not None:
+            factor, metrics, is_exact = n / own["candidates"], own["metrics"], own is exact
+            size = metrics["bytes"] / 1e9 if is_exact else metrics["GB on disk"]
+            row |= {"disk": f"{size * factor:,.2f}", "of": f"{own['candidates']:,}"}
+            row["all"] = f"{metrics['all p50' if is_exact else 'p50'] * factor:,.0f}"
+            row["memory"] = "mapped from disk" if is_exact else f"{metrics['GiB'] * factor:,.1f}"
+        if n > 10**6 and "exact" in large:
+            row["window"] = f"{large['exact']['metrics']['p50'] * n / large['exact']['candidates']:,.1f}"
+        elif n <= 10**6:
+            row["window"] = f"{exact['metrics']['10 ppm p50']:,.1f}"  # hardly depends on the number of candidates
+        found.append(row | {"what": "exact" if n <= 10**6 else "IVF-PQ, half precision"})
     columns: Columns = {
         "candidates": "{n}",
-        "": lambda row: "search measured" if row["is"] else "*extrapolated*",
         "core hours to embed": "{hours:,.2f}",
         "index": "{what}",
-        "GB on disk": "{disk:,.2f}",
-        "GiB of memory": lambda row: "mapped from disk" if row["memory"] is None else f"{row['memory']:,.1f}",
-        "ms, all": "{all:,.0f}",
-        "ms, 10 ppm": "{window:,.1f}",
+        "measured with": "{of}",
+        "GB on disk": "{disk}",
+        "GiB of memory": "{memory}",
+        "ms, all": "{all}",
+        "ms, 10 ppm": "{window}",
     }
     return write_table(columns, found)

@@ -213,7 +213,7 @@ def test_shards_of_others_are_refused(dsokr, folder, tmp_path):
     assert "was built for another model. Embed the candidates again" in dsokr(*rank, expect=1)
     assert replace(shards, finished=False).start(restart=True) == set()
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["shards.json"]
-    assert "The shards in" in dsokr(*rank, expect=1) and not (tmp_path / "out.csv").exists()
+    assert "is unfinished. Run the command" in dsokr(*rank, expect=1) and not (tmp_path / "out.csv").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
     with pytest.raises(InputError, match="exists and has no shards. Choose another folder."):
@@ -303,9 +303,9 @@ def stop(*_):
     [
         (
             ("--ray", "127.0.0.1:1"),
-            "There is no Ray cluster to be reached at 127.0.0.1:1: [Errno 111] Connection refused.",
+            "Cannot reach a Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused.",
         ),
-        (("--ray", "127.0.0.1:99999"), "There is no Ray cluster to be reached at 127.0.0.1:99999: "),
+        (("--ray", "127.0.0.1:99999"), "Cannot reach a Ray cluster at 127.0.0.1:99999: "),
         (("--ray", "somewhere"), "--ray takes local, auto or the HOST:PORT of a cluster. Got 'somewhere'."),
         (("--ray", "local", "--kind", "hnsw"), "--kind, --rule and --sort-by are for an index"),
     ],

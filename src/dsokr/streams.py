@@ -55,7 +55,7 @@ class Stream:
 
         ``x`` and ``y`` each name a column (texts, numbers, or lists of numbers of one length) or several of numbers.
         """
-        names, parquet = sorted(map(str, files)), import_extra("pyarrow.parquet", "cluster")
+        names, parquet = sorted(map(str, files)), import_extra("pyarrow.parquet", "tables")
         wanted = [name for part in (x, y) for name in ([part] if isinstance(part, str) else part)]
         if not names:
             raise InputError("A stream needs at least one Parquet file. Got none.")

@@ -1,4 +1,4 @@
-"""Work on a Ray cluster: functions are called on its workers, and their results come back in order."""
+"""Calls functions on the workers of a Ray cluster and returns their results in order."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def connect(address: str, device: str = "cpu") -> Iterator[Cluster]:
     ray, ours = import_extra("ray", "cluster"), signal.getsignal(signal.SIGTERM)
     is_new = not ray.is_initialized()
     if is_new:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no other host is contacted
-        os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # else Ray tries for ever
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # contact no other host
+        os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # otherwise Ray retries forever
         _start(ray, address)
         if current_thread() is main_thread():
-            signal.signal(signal.SIGTERM, ours)  # Ray's own ends the process without a word
+            signal.signal(signal.SIGTERM, ours)  # Ray's handler exits without a message
     try:
         yield Cluster(ray, address, device)
     finally:
@@ -50,13 +50,13 @@ def _start(ray: Any, address: str) -> None:
             socket.create_connection((found["host"], int(found["port"])), SECONDS).close()
         further = {"include_dashboard": False} if address == "local" else {}
         ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **further)
-    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises plain ones, as when its processes start too slowly
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise InputError(f"There is no Ray cluster to be reached at {address}: {reason}.") from error
+        raise InputError(f"Cannot reach a Ray cluster at {address}: {reason}.") from error
 
 
 class Cluster:
-    """A cluster that Ray is connected to. Calls that are lost with a worker are made again on another one."""
+    """The connected Ray cluster. Calls lost with a worker are repeated on another one."""
 
     def __init__(self, ray: Any, address: str, device: str):
         self.ray = ray
@@ -66,13 +66,13 @@ class Cluster:
         self._check_workers()
 
     def size(self) -> int:
-        """How many calls run at once; machines may come and go."""
+        """The number of calls that can run at once now."""
         return int(self.ray.cluster_resources().get(self.resource, 0))
 
     def _check_workers(self) -> None:
         """Check that every machine has this version of the package."""
 
-        def find_version() -> str:  # sent as it is, so that it runs without the package
+        def find_version() -> str:  # pickled by value, so that it runs without the package
             try:
                 return str(__import__("dsokr").__version__)
             except ImportError as error:
@@ -94,7 +94,8 @@ class Cluster:
     ) -> Iterator[Any]:
         """Call a function with each of the arguments, and yield the results in order.
 
-        It is loaded once by every worker. Of two results the second stays on the cluster: what is yielded leads to it.
+        Every worker loads the function once. With two results, the second stays on the cluster, and its reference is
+        yielded.
         """
         held, waiting = self.ray.put(function), deque[Any]()
         needs = {f"num_{self.resource.lower()}s": 1, "max_retries": RETRIES, "num_returns": returns}
@@ -137,6 +138,6 @@ def _call(held: list[Any], *arguments: Any) -> Any:
 
 @lru_cache(maxsize=4)
 def _load(reference: Any) -> Callable[..., Any]:
-    """What a worker calls, with the model that it holds, is loaded once."""
+    """Load a function, and the model it holds, once per worker."""
     loaded: Callable[..., Any] = import_extra("ray", "cluster").get(reference)
     return loaded

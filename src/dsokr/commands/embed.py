@@ -1,4 +1,4 @@
-"""Embedding a library of candidates: to an index or, on a Ray cluster, to shards."""
+"""Embed a library of candidates into an index or, on a Ray cluster, into shards."""
 
 import shutil
 import tempfile
@@ -33,7 +33,7 @@ from dsokr.outputs import take
 
 
 def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
-    """Write an index of the candidates of a file or of shards or, with --ray, shards. Call it again to resume."""
+    """Write an index of a file or of shards; with --ray, write shards. Call it again to resume."""
     work = _build_index if options.ray is None else _write_shards
     with _explained(options.out, f"Run the same command to resume; {options.out} keeps what is done."):
         return work(options, problems, say)
@@ -41,7 +41,7 @@ def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
 
 @contextmanager
 def _explained(place: str, stopped: str) -> Iterator[None]:
-    """Say what to do after Ctrl-C, and where a file could not be written."""
+    """Turn Ctrl-C and errors of files into sentences."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -91,7 +91,7 @@ def _embed_blocks(library: Library, start: int) -> Iterator[Block]:
 
 
 def _list_blocks(library: Library, start: int = 0, spread: Any = None) -> Iterator[tuple[Listed, int, list[str]]]:
-    """Blocks after a row, each with the number of its rows and a sentence for every row that is left out."""
+    """Yield the blocks after a row, each with its number of rows and a sentence for every skipped row."""
     file, found, last = str(library.table.path), library.problems.found, start
     for block in library.blocks(start, spread):
         if block.row > start:
@@ -107,7 +107,7 @@ def _embed(basis: SketchedBasis, values: Any) -> tuple[Tensor, Tensor]:  # (n, p
 
 
 def update(options: UpdateOptions, problems: Problems, say: Say) -> Result:
-    """Change the candidates of an index, all at once."""
+    """Add, replace and delete candidates of an index in one atomic update."""
     if options.add is None and options.delete is None:
         raise InputError("Name a file of candidates with --add, with --delete, or with both.")
     predictor, place = Predictor.load(options.model, options.device), options.index
@@ -132,7 +132,7 @@ def update(options: UpdateOptions, problems: Problems, say: Say) -> Result:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker of a cluster: it embeds values and writes shards. Shards of an interrupted run are kept."""
+    """What a worker of a cluster holds. It skips the shards that an interrupted run has finished."""
 
     shards: Shards
     done: set[int]
@@ -144,14 +144,14 @@ class Worker:
         return self.basis.to(self.device)
 
     def write(self, number: int, shard: Shard, places: list[int], values: Any) -> int:
-        """Embed some of the values and write them as a shard. It is done twice if the first time may be lost."""
+        """Embed some of the values and write them as a shard; harmless to repeat after a lost worker."""
         if number not in self.done:
             self.shards.write_shard(number, shard, *_embed(self._basis, take(values, places) if places else None))
         return number
 
 
 def inspect_cells(shards: Shards, done: set[int], inspect: Inspect, number: int, cells: list[str]) -> tuple[Any, Any]:
-    """Inspect cells: their hashes and columns, and their values; read from a shard if it exists."""
+    """Inspect cells and return their values; for a finished shard, read the findings from it."""
     if number not in done:
         read, codes, columns = inspect(cells)
         return (read._replace(values=None), codes, columns), read.values
@@ -161,7 +161,7 @@ def inspect_cells(shards: Shards, done: set[int], inspect: Inspect, number: int,
 
 
 def _write_shards(options: EmbedOptions, problems: Problems, say: Say) -> Result:
-    """Inspect, embed and write on a cluster; here, rows are read, and duplicates found in the order of the library."""
+    """Read rows and find duplicates here, in the order of the library; inspect, embed and write on the cluster."""
     if options.kind or options.rule or options.sort_by:
         raise InputError("--kind, --rule and --sort-by are for an index: make one of the shards, with `dsokr embed`.")
     started, predictor = time.monotonic(), Predictor.load(options.model, "cpu")
@@ -207,7 +207,7 @@ def _run(cluster: Cluster, library: Library, worker: Worker, say: Say) -> list[i
 
 
 def _describe_progress(done: int, total: int, rate: float) -> str:
-    """A bar, the rate, and the time that is left.
+    """A progress bar with the rate and the remaining time.
 
     >>> _describe_progress(500, 2000, 10.0)
     '█████░░░░░░░░░░░░░░░ 500 of about 2,000 rows, 10/s, 0:02:30 left'
@@ -227,7 +227,7 @@ def _estimate_rows(path: Path) -> int:
 
 @contextmanager
 def _fetch(path: Path) -> Iterator[Path]:
-    """The library itself or, if it is at an address such as s3://bucket/library.smi, a copy of it for a while."""
+    """Yield a local library as it is; copy one at an address such as s3://bucket/library.smi to a temporary file."""
     if Folder.at(path).is_local:
         yield path
         return

@@ -52,10 +52,10 @@ class Block(NamedTuple):
     psi: Tensor  # (n, p)
     diag: Tensor  # (n,)
     names: Sequence[str] | None = None
-    read: int | None = None  # rows of the library behind this block, skipped ones included; by default one per text
-    skipped: Sequence[str] = ()  # a sentence for every row left out
+    read: int | None = None  # rows of the library in this block, with skipped ones; by default one per text
+    skipped: Sequence[str] = ()  # a sentence for every skipped row
     cells: Mapping[str, Sequence[str]] = {}  # of further columns
-    codes: np.ndarray | None = None  # (n,) int64: those that mean the same have equal ones; by default of their texts
+    codes: np.ndarray | None = None  # (n,) int64, equal for the same meaning; by default hashes of the texts
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ def build(
     """
     folder = Path(folder)
     if options.kind in EFFORTS:
-        import_faiss()  # better missed now than after an hour
+        import_faiss()  # fail now rather than after an hour
     check_place(folder / HEAD)
     with lock_folder(folder, "dsokr embed"):
         for left in folder.glob(f"{DRAFT}*"):
-            left.unlink()  # over from a crash
+            left.unlink()  # left by a crash
         head = _find_head(folder, Head(model, dim, options.dtype, source, columns=list(columns)), restart)
         if options.sort_by is not None and options.sort_by not in head.columns:
             there = ", ".join(head.columns) or "none"
@@ -170,10 +170,10 @@ def write_blocks(writer: Any, place: object, blocks: Blocks, say: Say, progress:
 
 
 class Writer:
-    """Appends blocks to an index, from the last commit on. A commit flushes them to disk, and writes the head of a
-    build; that of an update is written when all is done.
+    """Appends blocks to an index after the last commit. A commit flushes them to disk; in a build it also writes the
+    head, in an update the head is written at the end.
 
-    At the end of ``stack`` the complete blocks are committed, also on an error, and the files are closed.
+    When ``stack`` closes, also after an error, complete blocks are committed and the files closed.
     """
 
     def __init__(self, folder: Path, head: Head, stack: ExitStack):
@@ -232,7 +232,7 @@ def check_block(block: Block, head: Head) -> tuple[Tensor, Tensor]:  # (n, p) as
 
 
 def advance(head: Head, block: Block) -> Head:
-    """The head after a block, which was read from the library with the rows it skips."""
+    """Return the head after a block was added."""
     count, read = len(block.texts), len(block.texts) if block.read is None else block.read
     skipped = head.skipped + len(block.skipped)
     return replace(head, count=head.count + count, read=head.read + read, skipped=skipped)
@@ -245,7 +245,7 @@ def codes_of(block: Block) -> np.ndarray:  # (n,)
 def _open_at(folder: Path, name: str, head: Head) -> BinaryIO:
     size, path = head.sizes.get(name, 0), head.path(folder, name)
     if (not size and not head.finished) or path.is_symlink():
-        path.unlink(missing_ok=True)  # another process may have mapped it
+        path.unlink(missing_ok=True)  # rather than truncate it: another process may have mapped it
     file = path.open("ab")
     file.truncate(size)
     file.seek(size)
@@ -253,7 +253,7 @@ def _open_at(folder: Path, name: str, head: Head) -> BinaryIO:
 
 
 def tidy(folder: Path, head: Head) -> None:
-    """Remove files of an index that the head does not name: of other versions, or of a build that was discarded."""
+    """Remove index files that the head does not name: those of other versions and of discarded builds."""
     named = {path.name for path in head.list_files(folder)}
     for path in folder.iterdir():
         if OURS.fullmatch(path.name) and path.name not in named:
@@ -261,9 +261,9 @@ def tidy(folder: Path, head: Head) -> None:
 
 
 def rewrite(folder: Path, head: Head, column: str) -> Head:
-    """Write all files anew, without deleted candidates and in the order of a column, if there is one.
+    """Rewrite all files without deleted candidates, sorted by a column unless it is "".
 
-    They have another prefix, which the new head names.
+    The new files have another prefix, which the new head names.
     """
     head.verify(folder)  # so that no damage gets new checksums
     tidy(folder, head)
@@ -308,7 +308,7 @@ def _reorder(folder: Path, head: Head, name: str, order: np.ndarray) -> Iterator
 
 
 def write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> None:
-    """Give a finished index the FAISS index in the options. The old one answers until the head names the new one."""
+    """Build the FAISS index of the options. The old one serves searches until the head names the new one."""
     kind, rule = options.kind or head.kind, options.rule or head.rule or "cosine"
     file, new = folder / replace(head, kind=kind, rule=rule).faiss_file, head
     if kind == "exact":
@@ -355,7 +355,7 @@ def sample_queries(index: CandidateIndex, n: int, seed: int = 0) -> Tensor:  # (
 
 
 def build_faiss(arrays: Arrays, kind: str, rule: Rule, say: Say) -> Any:
-    """Return a FAISS index of all candidates, which learns what it needs from a sample of them."""
+    """Train a FAISS index on a sample of the candidates, and add all of them."""
     faiss, (n, p) = import_faiss(), arrays.psi.shape
     sample = torch.arange(1)
     if kind == "hnsw":
@@ -376,7 +376,7 @@ def build_faiss(arrays: Arrays, kind: str, rule: Rule, say: Say) -> Any:
 
 
 def add_points(made: Any, arrays: Arrays, rule: Rule, say: Say) -> None:
-    """Add the candidates to a FAISS index that it does not have yet."""
+    """Add the candidates that a FAISS index does not have yet."""
     while made.ntotal < len(arrays.psi):
         made.add(_points(arrays, slice(made.ntotal, made.ntotal + CHUNK), rule))
         say(f"{made.ntotal:,} of {len(arrays.psi):,} candidates added")

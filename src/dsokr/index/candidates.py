@@ -5,21 +5,21 @@
     diag.bin squared.bin   k(y, y) and ‖ψ̃(y)‖² of the stored row, float64
     texts.jsonl            a line [text, name, cells of further columns] for every candidate
     ends.bin               where each of these lines ends, int64
-    numbers.bin            these cells as numbers, one row per candidate, float64, NaN where a cell is none
-    hashes.bin             and 64 bits of each text
-    codes.bin              64 bits of what every candidate means, to find it again, int64
+    numbers.bin            the further cells as numbers, one row per candidate, float64; NaN if a cell is not a number
+    hashes.bin             64-bit hashes of the further cells, one row per candidate
+    codes.bin              a 64-bit key of every candidate's meaning, by which it is found, int64
     skipped.txt            a sentence for every row of the library that was left out
     hnsw.cosine.faiss      the FAISS index of this kind and rule, if the head names them
     deleted.3.bin          positions of candidates that were deleted, as of version 3, ascending, int64
 
 Nothing is pickled. Search is exact, or for millions of candidates approximate by FAISS: under every decoding rule the
-best candidates are nearest neighbours, see :func:`dsokr.rules.as_points`. A FAISS index is built for one rule. What it
-finds is scored again, exactly, from the stored coordinates. Conditions on columns leave few candidates, which are all
-scored; an index that is sorted by a column reads those within a window from one place of the disk. Its files have
-another prefix, so that the head decides which ones count.
+best candidates are nearest neighbours, see :func:`dsokr.rules.as_points`. A FAISS index serves one rule. Its hits are
+scored again, exactly, from the stored coordinates. With conditions on columns, all candidates that meet them are
+scored. In an index that is sorted by a column, the candidates within a window of it are contiguous. The files of a
+sorted index have a prefix, which the head names.
 
-What is added later stands behind what the head counted before, and what is deleted stays where it is, see
-:mod:`dsokr.index.living`. The head is written last: whoever has read an older one goes on with the older state.
+Later candidates are appended, and deleted ones stay in the files; see :mod:`dsokr.index.living`. The head is written
+last, so that readers of an older head keep using the older version.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ HITS = {"hnsw": 2, "ivfpq": 20}  # times k: how many candidates FAISS finds, to 
 
 @dataclass(frozen=True)
 class Head:
-    """What an index holds and how it is searched. During a build, what the last commit has put on disk."""
+    """What an index holds and how it is searched. During a build, the state of the last commit."""
 
     model: str  # fingerprint of the basis
     dim: int
@@ -69,7 +69,7 @@ class Head:
     source: str = ""  # identifies the library, so that an interrupted build resumes with the same one
     count: int = 0  # candidates, with deleted ones
     deleted: int = 0
-    main: int = 0  # candidates that were there when the others were built or sorted; further ones came later
+    main: int = 0  # candidates when the index was built or last sorted; later ones follow them
     version: int = 0  # of a finished index
     read: int = 0  # rows of the library
     skipped: int = 0  # rows left out
@@ -205,7 +205,7 @@ def _map(folder: Path, name: str, dtype: str, head: Head) -> np.ndarray:
     if file.is_symlink():  # `dsokr update` would write to a file elsewhere
         raise ModelFolderError(f"{file} is a symbolic link: an index must hold its files itself.")
     size, expected = file.stat().st_size if file.is_file() else 0, head.sizes.get(name, 0)
-    if size < expected:  # what stands behind is being added, or was not finished
+    if size < expected:  # a longer file is being appended to, or an update was interrupted
         found = f"{size:,} of {expected:,} bytes"
         raise ModelFolderError(f"The index is damaged: {file} has {found}. Build it again, with --restart.")
     if not expected:  # no columns
@@ -248,22 +248,19 @@ class CandidateIndex:
             try:
                 return cls._open(Path(folder), head, model)
             except (ModelFolderError, OSError):
-                if Head.read_from(Path(folder)) == head:  # else its files have been replaced meanwhile
+                if Head.read_from(Path(folder)) == head:  # otherwise an update replaced the files: open them again
                     raise
 
     @classmethod
     def _open(cls, folder: Path, head: Head, model: str | None) -> CandidateIndex:
-        if not head.finished:
-            raise ModelFolderError(f"The index {folder} is unfinished. Run the command that builds it again to resume.")
-        if model is not None and head.model != model:
-            raise InputError(f"{folder} was built for another model. Embed the candidates again with this one.")
+        check_usable(f"The index {folder}", head.finished, head.model, model)
         arrays = map_arrays(folder, head)
         if sum(path.stat().st_size for path in head.list_files(folder) if path.exists()) <= CHECKED:
             head.verify(folder)
         return cls(head, arrays, read_faiss(folder, head), folder)
 
     def refreshed(self) -> CandidateIndex:
-        """This index, or a newer version of it in the same folder."""
+        """Return the newest version of this index; the same object if nothing changed."""
         if self.folder is None or Head.read_from(self.folder) == self.head:
             return self
         return CandidateIndex.open(self.folder, self.head.model)
@@ -329,11 +326,11 @@ class CandidateIndex:
                 psi, diag, squared = (part[rows] for part in self.arrays[:3])
                 scan.add(psi, diag, squared)
         found = scan.ranking()
-        before = self.deleted - torch.arange(len(self.deleted))  # how many others stand before each deleted one
+        before = self.deleted - torch.arange(len(self.deleted))  # remaining candidates before each deleted one
         return found._replace(indices=found.indices + torch.searchsorted(before, found.indices, right=True))
 
     def _without_deleted(self, pool: Pool) -> Pool:
-        """The candidates of a pool, whose positions ascend, that are still there."""
+        """The candidates of a pool, in ascending order, that are not deleted."""
         if isinstance(pool, slice):
             ends = torch.searchsorted(self.deleted, torch.tensor([pool.start, pool.stop])).tolist()
             if ends[0] == ends[1]:
@@ -375,6 +372,14 @@ class CandidateIndex:
         return products * factor + offset + constant(rule, z)[:, None]
 
 
+def check_usable(place: str, is_finished: bool, built_for: str, model: str | None) -> None:
+    """Check that an index or shards are finished, and were built for the model, unless that is None."""
+    if not is_finished:
+        raise ModelFolderError(f"{place} is unfinished. Run the command that builds it again to resume.")
+    if model not in (None, built_for):
+        raise InputError(f"{place} was built for another model. Embed the candidates again with this one.")
+
+
 def scan_size(n: int, dim: int) -> int:
     """How many candidates an exact search scores at once for n rows of coordinates."""
     return max(1, min(SCORES // max(1, min(n, QUERIES)), NUMBERS // dim))
@@ -397,7 +402,7 @@ def import_faiss() -> Any:
 
 
 def read_faiss(folder: Path, head: Head) -> Any:
-    """Return the FAISS index that the head names, or None; after a sort was interrupted it is not built yet."""
+    """Return the FAISS index that the head names; None if there is none yet, as after an interrupted sort."""
     file = folder / head.faiss_file
     if file.name not in head.sums:
         return None

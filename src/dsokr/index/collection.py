@@ -35,10 +35,7 @@ DROPS = 100_000  # candidates deleted at once: the property that lists them has 
 
 
 class CollectionWriter:
-    """Adds blocks behind the candidates that the head counts; :meth:`finish` makes them part of the index.
-
-    What an interrupted writer left there is removed first.
-    """
+    """Appends blocks to a collection; :meth:`finish` publishes them. Unpublished rows are removed first."""
 
     def __init__(self, collection: Collection, head: Head, dropped: list[int]):
         self.collection, self.head, self.last_commit = collection, head, time.monotonic()
@@ -79,11 +76,11 @@ class CollectionWriter:
         self.last_commit = time.monotonic()
 
     def finish(self, gone: Sequence[int] = ()) -> None:
-        """Let the index have what was added, and not have the candidates at these positions."""
+        """Publish the added candidates, and delete those at these positions."""
         if len(gone) > DROPS:
             raise InputError(f"In Milvus at most {DROPS:,} candidates are replaced or deleted at once. Split the list.")
         if self.head.finished and self.collection.read_head() != self.before:
-            raise InputError(f"{self.collection.address} was changed by another process meanwhile. Try again.")
+            raise InputError(f"{self.collection.address} was changed by another process at the same time. Try again.")
         version, deleted = self.head.version + self.head.finished, self.head.deleted + len(gone)
         self.head = replace(self.head, finished=True, version=version, deleted=deleted)
         self.collection.call("flush")
@@ -136,6 +133,6 @@ def build_collection(
 
 
 def change_collection(address: str | Path, model: str) -> AbstractContextManager[CollectionWriter]:
-    """What changes an index in Milvus. After an error nothing has to be undone: no reader sees what was added."""
+    """Return a writer of changes. After an error nothing has to be undone: readers do not see unpublished rows."""
     index = MilvusIndex.open(address, model)
     return nullcontext(CollectionWriter(index.collection, index.head, index.dropped))

@@ -1,7 +1,7 @@
-"""Changes to a finished index in a folder: at every moment readers find the old version or the new one, whole.
+"""Atomic updates of a finished index in a folder: readers see the old version or the new one.
 
-New candidates are appended behind those that the head counts, deleted ones are listed in a file of their own, and a
-FAISS index that has the new ones is written beside the old one. Then the new head names all of this.
+New candidates are appended, deleted ones are listed in a separate file, and a FAISS index with the new candidates is
+written beside the old one. The new head, written last, names these files.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dsokr.files import lock_folder, replace_file, sum_file
 from dsokr.index.build import Block, BuildOptions, Say, Writer, add_points, rewrite, tidy, write_faiss
 from dsokr.index.candidates import FILES, CandidateIndex, Head, import_faiss, map_arrays
 
-LATE = 0.25  # share of candidates that were deleted, or that a sorted index has got since, from which it is rewritten
+LATE = 0.25  # an index is rewritten once this share of it is deleted, or unsorted in a sorted index
 
 
 @contextmanager
 def change_folder(folder: Path, model: str, say: Say) -> Iterator[FolderChange]:
-    """Yield what changes the index in a folder. What an error leaves is removed."""
+    """Yield a writer of changes to the index in a folder. After an error, its traces are removed."""
     Head.read_from(folder)  # before the folder is created
     with lock_folder(folder, "dsokr update"):
         index = CandidateIndex.open(folder, model)
@@ -49,7 +49,7 @@ class FolderChange:
         self.writer.add(block)
 
     def finish(self, gone: Sequence[int]) -> None:
-        """Let the index have what was added, and not have the candidates at these positions."""
+        """Publish the added candidates, and delete those at these positions."""
         self.blocks.close()
         old, head = self.index.head, replace(self.writer.head, version=self.index.head.version + 1)
         sizes = {name: size for name, size in head.sizes.items() if name != old.deleted_file}
@@ -68,6 +68,6 @@ class FolderChange:
         tidy(self.folder, head)
         late = head.deleted + (head.count - head.main if head.sorted_by else 0)
         if late > LATE * head.count:
-            self.say("Writing the candidates anew, as many have changed.")
+            self.say("Rewriting the index, as many candidates have changed.")
             head = rewrite(self.folder, head, head.sorted_by)
             write_faiss(self.folder, head, BuildOptions(recall=head.recall or 0.95), self.say)

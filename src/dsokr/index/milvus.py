@@ -1,9 +1,9 @@
 """An index in a collection of Milvus: of a server, ``milvus://HOST:PORT/COLLECTION``, or of Milvus Lite in ``x.db``.
 
-A row is a candidate: its position as ``id``; a vector for every decoding rule, see :func:`dsokr.rules.as_points`, of
-which that of "projected" begins with ψ̃(y); k(y, y); a line of JSON as in the file of a local index; and its columns as
-numbers (n0, n1, …) and as hashes of their texts (h0, h1, …). The head is a property of the collection. A search asks
-for candidates that the head counts, so that those of an unfinished update are not seen, and scores what it finds again.
+Each row is a candidate: its position as ``id``; a vector for every decoding rule, see :func:`dsokr.rules.as_points`
+(the vector of "projected" begins with ψ̃(y)); k(y, y); a line of JSON as in a local index; and its columns as numbers
+(n0, n1, …) and as hashes of their texts (h0, h1, …). The head is a property of the collection. Searches filter by the
+count in the head, so that rows of an unfinished update are not found, and score their hits again in double precision.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torch.nn import functional as F
 
 from dsokr.decoders.scan import Ranking
 from dsokr.errors import InputError, ModelFolderError, check_k, check_types, import_extra
-from dsokr.index.candidates import Head, check_coordinates
+from dsokr.index.candidates import Head, check_coordinates, check_usable
 from dsokr.index.columns import Condition, check_column, no_numbers
 from dsokr.rules import RULES, Rule, as_queries, check_rule, largest, score
 
 ADDRESS = re.compile(r"milvus:/+((?P<token>[^/@]+)@)?(?P<host>[^/@]+)/(?P<collection>\w+)")  # of a Path, with one slash
-HEAD, DROPPED = "dsokr.head", "dsokr.dropped"  # properties; the second lists rows that are on their way out
+HEAD, DROPPED = "dsokr.head", "dsokr.dropped"  # properties; the second lists rows about to be deleted
 FIELDS = ["line", "projected", "diag"]  # of a candidate that was found
 KINDS = {"exact": ("FLAT", {}), "hnsw": ("HNSW", {"M": 32, "efConstruction": 100})}
 MOST = 16384  # hits of a search, the limit of Milvus
@@ -47,7 +47,7 @@ def is_milvus(address: str | Path) -> bool:
 
 
 class Collection:
-    """A collection of Milvus by its address, and its properties. What Milvus refuses is a ModelFolderError."""
+    """A Milvus collection and its properties. Errors of Milvus are raised as ModelFolderError."""
 
     def __init__(self, address: str | Path):
         found = ADDRESS.fullmatch(str(address))
@@ -55,18 +55,18 @@ class Collection:
             raise InputError(
                 f"Addresses of Milvus are milvus://HOST:PORT/COLLECTION, or x.db for a file. Got {address}."
             )
-        place, self.name = (
-            (str(address), "candidates") if found is None else (f"http://{found['host']}", found["collection"])
-        )
-        self.address = str(address) if found is None else f"milvus://{found['host']}/{self.name}"
         pymilvus = import_extra("pymilvus", "milvus")
+        self.address, self.name, place, token = str(address), "candidates", str(address), ""
         if found is None:
             import_extra("milvus_lite", "milvus")
+        else:
+            self.name, place, token = found["collection"], f"http://{found['host']}", found["token"] or ""
+            self.address = f"milvus://{found['host']}/{self.name}"
         for name in ("pymilvus", "milvus_lite"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # they print a traceback for what becomes a sentence
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # they would print a traceback beside our error
         self.failure = pymilvus.MilvusException
         with self.errors():
-            self.client = pymilvus.MilvusClient(place, token=(found and found["token"]) or "", timeout=SECONDS)
+            self.client = pymilvus.MilvusClient(place, token=token, timeout=SECONDS)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -84,7 +84,7 @@ class Collection:
             return getattr(self.client, name)(self.name, *given, **options)
 
     def read_head(self) -> tuple[Head, list[int]] | None:
-        """The head and the rows on their way out, or None if there is no such collection."""
+        """Return the head and the rows about to be deleted, or None if there is no such collection."""
         if not self.call("has_collection"):
             return None
         kept = self.call("describe_collection")["properties"]
@@ -119,7 +119,7 @@ class Collection:
             indexes.add_index(name, index_type="INVERTED")
         kept = {HEAD: json.dumps(asdict(head)), DROPPED: "[]"}
         self.call("create_collection", schema=schema, properties=kept, consistency_level="Strong")
-        self.call("create_index", indexes, sync=False)  # else it waits half a second for each
+        self.call("create_index", indexes, sync=False)  # otherwise it waits half a second for each
 
 
 def rules_of(head: Head) -> list[Rule]:
@@ -128,7 +128,7 @@ def rules_of(head: Head) -> list[Rule]:
 
 
 class Row(NamedTuple):
-    """A candidate that Milvus has answered."""
+    """A candidate returned by Milvus."""
 
     line: list[str]  # text, name, further cells
     psi: Tensor  # (p,)
@@ -146,7 +146,7 @@ class Lines:
 
 
 class MilvusIndex:
-    """Candidates in a collection of Milvus, searched as those of :class:`CandidateIndex` are."""
+    """Candidates in a Milvus collection, with the interface of :class:`CandidateIndex`."""
 
     def __init__(self, collection: Collection, head: Head, dropped: list[int]):
         self.collection, self.head, self.dropped = collection, head, dropped
@@ -160,19 +160,12 @@ class MilvusIndex:
         there = collection.read_head()
         if there is None:
             raise ModelFolderError(f"{collection.address} does not exist. Build it with dsokr embed.")
-        if not there[0].finished:
-            raise ModelFolderError(
-                f"{collection.address} is unfinished. Run the command that builds it again to resume."
-            )
-        if model is not None and there[0].model != model:
-            raise InputError(
-                f"{collection.address} was built for another model. Embed the candidates again with this one."
-            )
+        check_usable(collection.address, there[0].finished, there[0].model, model)
         collection.call("load_collection")
         return cls(collection, *there)
 
     def refreshed(self) -> MilvusIndex:
-        """This index, or a newer version of it."""
+        """Return the newest version of this index; the same object if nothing changed."""
         same = self.collection.read_head() == (self.head, self.dropped)
         return self if same else MilvusIndex.open(self.collection, self.head.model)
 
@@ -214,7 +207,7 @@ class MilvusIndex:
         return [[self._remember(hit["id"], hit["entity"]) for hit in hits] for hits in found]
 
     def _describe(self, conditions: Sequence[Condition], row: int) -> str:
-        """What candidates of a row must have, in the language of Milvus."""
+        """Return the Milvus filter for the candidates of a row."""
         parts = [f"id < {self.head.count}", *([f"id not in {self.dropped}"] if self.dropped else [])]
         for column, low, high in conditions:
             check_column(column, self.head.columns)
@@ -267,7 +260,7 @@ class MilvusIndex:
         return torch.stack([row.psi for row in rows]), torch.tensor([row.diag for row in rows], dtype=torch.float64)
 
     def _look_up(self, at: int) -> Row:
-        """A candidate, which a search has mostly found; one that is not there any more is empty."""
+        """Return a candidate, usually cached by a search. One that was deleted since is empty."""
         if at not in self._rows:
             empty = {"line": json.dumps([""] * (2 + len(self.head.columns))), "projected": [0.0] * (self.head.dim + 1)}
             found = self.collection.call("get", ids=[at], output_fields=FIELDS)

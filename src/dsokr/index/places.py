@@ -1,4 +1,4 @@
-"""Where an index is, by its address: a folder of this machine, or a collection of Milvus; one interface for both."""
+"""Indexes by their address, a folder or a Milvus collection, behind one interface."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Address = str | Path
 
 
 class Listed(NamedTuple):
-    """Candidates by their texts, with codes that are equal for those that mean the same."""
+    """Texts of candidates, and their codes; candidates with the same meaning have equal codes."""
 
     texts: Sequence[str]
     codes: np.ndarray  # (n,)
@@ -34,7 +34,7 @@ class Changes(NamedTuple):
     added: int  # new ones
     replaced: int
     deleted: int
-    missing: int  # that were to be deleted and are not in the index
+    missing: int  # to be deleted, but not in the index
 
 
 def is_index(address: Address) -> bool:
@@ -63,8 +63,8 @@ def update(
 ) -> Changes:
     """Delete candidates from a finished index, and add others; one that is already there is replaced.
 
-    All of it happens at once: readers see the index as it was or as it will be, and after an error it is as it was.
-    Candidates are the same if their texts have equal keys.
+    The update is atomic: readers see the old or the new version, and after an error the index is unchanged. Candidates
+    are the same if their texts have equal keys.
     """
     change = change_collection(address, model) if is_milvus(address) else change_folder(Path(address), model, say)
     with change as writer:
@@ -86,7 +86,7 @@ def update(
 
 
 def find_same(index: Index, listed: Listed, key: Callable[[str], str]) -> set[int]:
-    """The positions of the candidates that mean the same as one of those listed."""
+    """Return the positions of candidates with the meaning of one of those listed."""
     texts = defaultdict(list)
     for text, code in zip(listed.texts, listed.codes.tolist(), strict=True):
         texts[code].append(text)

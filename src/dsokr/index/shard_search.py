@@ -1,7 +1,7 @@
-"""Exact search over shards, which may run on many machines: the same answers, in the same order, as that of an index.
+"""Exact search over shards, on one or many machines: the same answers, in the same order, as from an index.
 
-Which scores are ties is found out first, from the scores that an index looks at; then every shard is scanned with these
-ties, and the best of all are merged in the order of the shards.
+A first pass finds the tolerance for ties from the same sample of scores as an index does. A second pass scans every
+shard with this tolerance, and the best candidates are merged in the order of the shards.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from dsokr.decoders.pools import Pool, positions_of, size_of
 from dsokr.decoders.scan import Ranking, Scan, multiply_pairs
-from dsokr.errors import InputError, check_k
+from dsokr.errors import check_k
 from dsokr.index.candidates import check_coordinates, scan_size
-from dsokr.index.columns import Columns, Condition
+from dsokr.index.columns import Columns, Condition, no_numbers
 from dsokr.index.shards import Shards
 from dsokr.rules import SAMPLE, Rule, Ties, affine, constant
 
@@ -37,10 +37,8 @@ def search_shards(
     query = Query(shards, check_coordinates(z, shards.dim), rule, conditions)
     shards.check_columns(condition.column for condition in conditions)
     ties, starts = _find_ties(query, spread), np.cumsum([0, *shards.counts])
-    scan, filled = (
-        Scan(query.z, min(check_k(k), sum(shards.counts)), rule, ties),
-        np.flatnonzero(shards.counts).tolist(),
-    )
+    scan = Scan(query.z, min(check_k(k), sum(shards.counts)), rule, ties)
+    filled = np.flatnonzero(shards.counts).tolist()
     found = spread(partial(query.scan, scan.k, ties), ((number,) for number in filled))
     for number, (indices, scores) in zip(filled, found, strict=True):
         scan.merge(indices.where(indices < 0, indices + int(starts[number])), scores)
@@ -64,7 +62,7 @@ def _read_cells(shards: Shards, columns: Sequence[str], number: int, at: np.ndar
 
 
 class Query(NamedTuple):
-    """What is asked of all shards; its methods are the work on one of them."""
+    """A query of all shards; each method does the work for one shard."""
 
     shards: Shards
     z: Tensor  # (n, p)
@@ -97,11 +95,8 @@ class Query(NamedTuple):
         else:
             pools = self._find_pools(number)[1]
             some = torch.cat([positions_of(pools[row])[own] for row, own in zip(rows[first], places, strict=True)])
-            products, diag, squared = (
-                multiply_pairs(self.z, psi, torch.from_numpy(rows), some),
-                diag[some],
-                squared[some],
-            )
+            products = multiply_pairs(self.z, psi, torch.from_numpy(rows), some)
+            diag, squared = diag[some], squared[some]
         factor, offset = affine(self.rule, diag, squared)
         return (products * factor + offset).numpy().ravel()
 
@@ -115,11 +110,11 @@ class Query(NamedTuple):
 
 
 def _find_ties(query: Query, spread: Spread) -> Ties:
-    """By the scores that an index looks at: of its first block or, with conditions, of a sample of every pool."""
+    """Use the scores that an index uses: of its first block or, with conditions, of a sample of every pool."""
     counts, n = query.shards.counts, len(query.z)
     found = list(spread(query.count_pools, ((number,) for number in range(len(counts))))) if query.conditions else []
     if missing := set.intersection(*(empty for empty, _ in found)) if found else set():
-        raise InputError(f"The column {min(missing)!r} of the candidates holds no numbers.")
+        raise no_numbers(min(missing))
     sizes = np.array([some for _, some in found] or [[count] * n for count in counts])  # (shards, n)
     ends = sizes.cumsum(axis=0)
     first = min(scan_size(*query.z.shape), sum(counts))

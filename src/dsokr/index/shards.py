@@ -26,6 +26,7 @@ from dsokr import files
 from dsokr.decoders.pools import Coordinates
 from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_types, import_extra
 from dsokr.index.build import Block
+from dsokr.index.candidates import check_usable
 from dsokr.index.columns import check_column
 from dsokr.index.milvus import is_milvus
 
@@ -41,7 +42,7 @@ class Folder:
 
     @staticmethod
     def at(path: Path | str) -> Folder:
-        """The folder that a path or an address names; as a path, an address has lost slashes."""
+        """Return the folder at a path or an address. Restores the slashes that an address loses as a path."""
         scheme = re.match(r"(\w{2,}):/+", text := str(path))
         return Folder(f"{scheme[1]}://{'/' * (scheme[1] == 'file')}{text[scheme.end() :]}" if scheme else text)
 
@@ -51,7 +52,7 @@ class Folder:
 
     @contextmanager
     def _reach(self, name: str = "") -> Iterator[tuple[Any, str]]:
-        """The file system, and the path of a file in it; what fails there is one sentence."""
+        """Yield the file system and the path of a file in it, and turn errors into one sentence."""
         try:
             system, root = fsspec.url_to_fs(self.place)
             yield system, f"{root}/{name}" if name else root
@@ -71,7 +72,7 @@ class Folder:
             yield file
 
     def write(self, name: str, data: Any) -> None:
-        """Write a file, whole or not at all: an object store shows it once all of it is there."""
+        """Write a file completely or not at all; object stores show files only once they are complete."""
         if self.is_local:
             with files.replace_file(Path(self.place) / name) as draft:
                 draft.write_bytes(data)
@@ -90,15 +91,15 @@ class Folder:
 
 
 class Shard(NamedTuple):
-    """Consecutive candidates of a library without their coordinates, and the rows that were left out among them."""
+    """Consecutive candidates of a library, without coordinates, and the rows that were skipped among them."""
 
     rows: Sequence[int]
     texts: Sequence[str]
     names: Sequence[str]
     codes: Sequence[bytes]
     cells: Mapping[str, Sequence[str]]
-    bad: Mapping[str, str] = {}  # why texts cannot be used
-    skipped: Sequence[str] = ()  # a sentence for every row left out
+    bad: Mapping[str, str] = {}  # the reason for every text that cannot be used
+    skipped: Sequence[str] = ()  # a sentence for every skipped row
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,7 @@ class Shards:
     def open(path: Path | str, model: str | None = None) -> Shards:
         """Open finished shards. ``model`` is the fingerprint of the basis that will search them."""
         shards = Shards._read_from(Folder.at(path))
-        if not shards.finished:
-            raise ModelFolderError(f"The shards in {path} are unfinished. Run the command that writes them again.")
-        if model not in (None, shards.model):
-            raise InputError(f"{path} was built for another model. Embed the candidates again with this one.")
+        check_usable(f"The folder of shards {path}", shards.finished, shards.model, model)
         return shards
 
     @staticmethod
@@ -152,7 +150,7 @@ class Shards:
                 what = f"{self.folder.place} holds shards of another {part.replace('source', 'library')}."
                 raise InputError(f"{what} Choose another folder, or discard them with --restart.")
         old = {name for name in names if restart or name.startswith(files.DRAFT)} - {files.LOCK}
-        self.folder.remove(sorted(old, key=HEAD.__eq__))  # the head last: shards never have that of another model
+        self.folder.remove(sorted(old, key=HEAD.__eq__))  # the head last: it describes the shards
         self.write()
         return set() if restart else {int(name[6:-8]) for name in names if name.endswith(".parquet")}
 
@@ -171,11 +169,8 @@ class Shards:
         stored, diag = psi.detach().cpu().to(getattr(torch, self.dtype)), diag.detach().cpu().double()
         for at in (~(stored.isfinite().all(dim=1) & diag.isfinite())).nonzero():
             raise InputError(f"Candidate {shard.texts[at]!r} has coordinates that are not finite in {self.dtype}.")
-        texts = {
-            "text": shard.texts,
-            "name": shard.names,
-            **{f"column.{name}": shard.cells[name] for name in self.columns},
-        }
+        further = {f"column.{name}": shard.cells[name] for name in self.columns}
+        texts = {"text": shard.texts, "name": shard.names, **further}
         columns = {
             "row": arrow.array(shard.rows, arrow.int64()),
             "code": arrow.array(shard.codes, arrow.binary(8)),
