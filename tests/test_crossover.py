@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Generator
 
-from dsokr import sketch_basis, sketches
+from dsokr import decoders, sketch_basis, sketches
 from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, LabelledGraphs, Molecules
 from dsokr.decoders.base import bound_scores
 from dsokr.decoders.crossover import Crossover
@@ -18,6 +18,7 @@ from dsokr.graphs import Graph, GraphBatch, to_networkx
 from dsokr.kernels import ShortestPath, WeisfeilerLehman
 from dsokr.metrics import edit_distance
 from dsokr.rules import RULES
+from dsokr.saving import parse_expression, write_expression
 from studies.data import molecules
 
 nx = pytest.importorskip("networkx")
@@ -123,6 +124,11 @@ def test_graphs_like_others_have_their_stars(graphs):
     alone = cut(graphs[:10])
     alone = alone._replace(labels=np.full(len(alone.labels), NOTHING)).open(np.array([NOTHING]), domain.star_names)
     assert 0 < len(alone.labels) < len(cut(graphs[:10]).labels)
+
+
+def test_a_domain_learned_from_graphs_is_saved(graphs):
+    search = GraphSearch(LabelledGraphs.like(graphs), "cosine", pieces=3, seconds=1.5)
+    assert parse_expression(write_expression(search, decoders), decoders) == search
 
 
 @pytest.fixture(scope="module")
