@@ -336,8 +336,8 @@ def describe_generation(folder: Path) -> str:
     searched, perfect = missed[chebi20_generation.SEARCH], missed[chebi20_generation.PERFECT]
     text = (
         f'On {name_hardware(rows[-1])}. "Truth scores higher" is the share of texts for which the search stopped '
-        f"short: {searched:.1%} from predicted coordinates, and {perfect:.1%} from the true ones. All other misses from "
-        "predicted coordinates are the network's: the graph that was found fits them better than the truth does."
+        f"short: {searched:.1%} from predicted coordinates, and {perfect:.1%} from the true ones. All other misses "
+        "from predicted coordinates are the network's: the graph that was found fits them better than the truth does."
     )
     return f"{table}\n\n{text}"
 
