@@ -202,27 +202,22 @@ def _encode_atom(atom: Any) -> int:
 def stereo_smiles(graph: Graph) -> str | None:
     """Return the canonical SMILES of a graph of :func:`stereo_graphs`, or None if it is no molecule.
 
-    Stereochemistry that the molecule cannot have is left out. Hydrogens fill the valences of atoms; an aromatic
-    nitrogen has one if the ring needs it.
+    Stereochemistry that the molecule cannot have is left out. Hydrogens fill valences, also of aromatic nitrogens.
 
     >>> stereo_smiles(stereo_graphs(["C[C@H](N)/C=C/c1ccc[nH]1"])[0])
     'C[C@H](N)/C=C/c1ccc[nH]1'
     """
     with BlockLogs():
-        mol = _build_stereo_mol(graph)
-        if mol is None:
+        if (mol := _build_stereo_mol(graph)) is None:
             return None
-        hands = [HANDS[label & 7] if label & 7 < len(HANDS) else "" for label in graph.labels]
-        bonds = [(mol.GetBondBetweenAtoms(i, j), label & 7) for i, j, label in graph.edges]
-        _set_sides(mol, [(bond, side) for bond, side in bonds if side in SIDES])
-        for _ in range(2):  # the name of one centre can depend on others
-            _set_hands(mol, hands)
-        text = Chem.MolToSmiles(mol)
-        return text if Chem.MolFromSmiles(text) is not None else None
+        for setter in (_set_sides, _set_hands, _set_hands):  # the name of one centre can depend on others
+            setter(mol, graph)
+        again = Chem.MolFromSmiles(Chem.MolToSmiles(mol))  # without impossible stereochemistry
+        return again and Chem.MolToSmiles(again)
 
 
 def _build_stereo_mol(graph: Graph) -> Any:
-    """Return the sanitised molecule without stereochemistry; None if there is none."""
+    """Return a sanitised molecule, with hydrogens on up to two aromatic nitrogens if rings need them, or None."""
     mol = Chem.RWMol()
     for label in graph.labels:
         atom = Chem.Atom(label >> 11)
@@ -230,16 +225,10 @@ def _build_stereo_mol(graph: Graph) -> Any:
         atom.SetNoImplicit(label >> 11 not in FILLED)
         mol.AddAtom(atom)
     for i, j, label in graph.edges:
-        kind = Chem.BondType.values[label >> 3]
-        mol.AddBond(i, j, kind)
-        if kind == Chem.BondType.AROMATIC:
+        mol.AddBond(i, j, Chem.BondType.values[label >> 3])
+        if label >> 3 == Chem.BondType.AROMATIC:
             for part in (mol.GetBondBetweenAtoms(i, j), mol.GetAtomWithIdx(i), mol.GetAtomWithIdx(j)):
                 part.SetIsAromatic(True)
-    return _sanitize(mol)
-
-
-def _sanitize(mol: Any) -> Any:
-    """Sanitise; where a ring has no Kekulé form, with hydrogens on up to two of its nitrogens."""
     may = [a.GetIdx() for a in mol.GetAtoms() if a.GetIsAromatic() and a.GetAtomicNum() == 7 and a.GetDegree() == 2]
     for chosen in chain([()], combinations(may[:8], 1), combinations(may[:8], 2)):
         trial = Chem.Mol(mol)
@@ -250,28 +239,25 @@ def _sanitize(mol: Any) -> Any:
     return None
 
 
-def _set_hands(mol: Any, hands: Sequence[str]) -> None:
+def _set_hands(mol: Any, graph: Graph) -> None:
     """Give stereocentres the handedness R or S, by trial."""
-    for atom, hand in zip(mol.GetAtoms(), hands, strict=True):
-        for tag in (Chem.ChiralType.CHI_TETRAHEDRAL_CW, Chem.ChiralType.CHI_TETRAHEDRAL_CCW) if hand else ():
+    for atom, label in zip(mol.GetAtoms(), graph.labels, strict=True):
+        for tag in (Chem.ChiralType.CHI_TETRAHEDRAL_CW, Chem.ChiralType.CHI_TETRAHEDRAL_CCW) if label & 7 else ():
             atom.SetChiralTag(tag)
             Chem.AssignStereochemistry(mol, cleanIt=False, force=True)
-            if atom.HasProp("_CIPCode") and atom.GetProp("_CIPCode") == hand:
+            if atom.HasProp("_CIPCode") and atom.GetProp("_CIPCode") == HANDS[label & 7]:
                 break
-        else:
-            if hand and not atom.HasProp("_CIPCode"):
-                atom.SetChiralTag(Chem.ChiralType.CHI_UNSPECIFIED)
 
 
-def _set_sides(mol: Any, bonds: Sequence[tuple[Any, int]]) -> None:
+def _set_sides(mol: Any, graph: Graph) -> None:
     """Give double bonds the geometry E or Z: where the neighbours of highest rank are."""
     Chem.AssignStereochemistry(mol, cleanIt=False, force=True, flagPossibleStereoCenters=True)
-    for bond, side in bonds:
-        ends = ((bond.GetBeginAtom(), bond.GetEndAtomIdx()), (bond.GetEndAtom(), bond.GetBeginAtomIdx()))
-        around = [[n for n in own.GetNeighbors() if n.GetIdx() != other] for own, other in ends]
-        if all(around):
+    for i, j, label in graph.edges:
+        around = [[n for n in mol.GetAtomWithIdx(a).GetNeighbors() if n.GetIdx() != b] for a, b in ((i, j), (j, i))]
+        if label & 7 in SIDES and all(around):
+            bond = mol.GetBondBetweenAtoms(i, j)  # from i to j, as it was added
             bond.SetStereoAtoms(*(max(own, key=lambda n: int(n.GetProp("_CIPRank"))).GetIdx() for own in around))
-            bond.SetStereo(SIDES[side])
+            bond.SetStereo(SIDES[label & 7])
 
 
 def _ends(bond: Any) -> tuple[int, int]:

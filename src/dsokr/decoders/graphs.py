@@ -71,7 +71,7 @@ class GraphSearch(Decoder):
     rated = 200
 
     def __post_init__(self) -> None:
-        check_fields(self, pieces=0)
+        check_fields(self, pieces=0, seconds="(0, inf)")
         if self._is_restricted() and not isinstance(self.moves, Molecules):
             raise InputError(f"Formulas, masses and substructures need the domain Molecules. Got {self.moves!r}.")
 

@@ -60,7 +60,7 @@ class LabelledGraphs:
         return cls(labels, edges or (1,), most, stars=tuple(stars))
 
     def __post_init__(self) -> None:
-        check_fields(self, labels="(-inf, inf)", edge_labels="(-inf, inf)")
+        check_fields(self, labels="(-inf, inf)", edge_labels="(-inf, inf)", stars="(-inf, inf)")
         for name in ("labels", "edge_labels"):
             if not (own := getattr(self, name)) or len(set(own)) < len(own):
                 raise InputError(f"LabelledGraphs.{name} must be different labels, at least one. Got {own}.")

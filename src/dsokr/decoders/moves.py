@@ -28,7 +28,10 @@ class Neighbors(NamedTuple):
 
 @runtime_checkable
 class Moves(Protocol):
-    """A domain of graphs to search: it lists the graphs one edit away. Your own domain needs only this method."""
+    """A domain of graphs to search: it lists the graphs one edit away. Your own domain needs only this method.
+
+    With ``GraphSearch(pieces=...)``, ``contains(graphs)`` can say which of the graphs made of two pieces are in it.
+    """
 
     def neighbors(self, graphs: GraphBatch) -> Neighbors: ...
 

@@ -130,6 +130,8 @@ class Objective:
         return (bound_scores(self.z, self.rule) - tolerate(self.z)).cpu().numpy()
 
     def score_exactly(self, owners: np.ndarray, graphs: GraphBatch) -> np.ndarray:  # (graphs,)
+        if not len(graphs):
+            return np.zeros(0)
         psi = self.basis.embed(graphs)
         return score_pairs(self.z[torch.from_numpy(owners)], psi, psi.new_zeros(len(psi)), self.rule).cpu().numpy()
 

@@ -64,7 +64,7 @@ def cut(graphs: GraphBatch) -> Pieces:
     >>> ring = Graph((6, 6, 6, 8), ((0, 1, 1), (1, 2, 1), (0, 2, 1), (2, 3, 1)))
     >>> pieces = cut(GraphBatch.of([ring]))
     >>> [pieces.nodes[a:b].tolist() for a, b in zip(pieces.starts, pieces.starts[1:])]
-    [[3], [2, 1, 0]]
+    [[3], [2, 0, 1]]
     """
     slots, starts, nodes = _cut(graphs.offsets, graphs.indptr, graphs.neighbors)
     owners = np.searchsorted(graphs.offsets, nodes[starts[:-1]], side="right") - 1

@@ -186,8 +186,8 @@ class Restricted:
         return far
 
     def neighbors(self, graphs: GraphBatch) -> Neighbors:
-        """The molecules one edit away; the search drops those that are further from the restriction."""
-        return self.domain.neighbors(graphs, rearranged=True)
+        near = self.domain.neighbors(graphs, rearranged=True)
+        return near.take(np.flatnonzero(self.measure(near.graphs) <= self.measure(graphs)[near.origins]))
 
     def suggest(self) -> list[Graph]:
         """Molecules of the domain to start from: the substructures, each alone and all in a chain."""
