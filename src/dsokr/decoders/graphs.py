@@ -39,8 +39,9 @@ class GraphSearch(Decoder):
     or when ``budget`` graphs were scored for that input. The answer never scores below the best candidate. For the k
     best, the beam is at least k; of graphs with equal features only one is returned.
 
-    For large graphs, single edits are not enough. With ``pieces``, an expanded graph also exchanges its pieces (what a
-    single edge holds) for those of as many of the nearest known outputs.
+    Single edits are followed by the paper's rule, whose scores are exact and cheap; ``rule`` ranks what was found. For
+    large graphs, single edits are not enough. With ``pieces``, an expanded graph also exchanges its pieces (what a
+    single edge holds) for those of as many of the nearest known outputs, and the search follows ``rule`` itself.
 
     The search is deterministic unless ``seconds`` limits its time, per input and thread.
 
@@ -112,7 +113,8 @@ class GraphSearch(Decoder):
             starts = GraphBatch.of(take(known.outputs, known.top(z, self.starts, rule).indices.flatten()))
         nearest = allowed.top(z, max(k, self.starts, self.pieces), rule)
         best = GraphBatch.of(take(allowed.outputs, nearest.indices.flatten()))
-        found = self._search(Objective.of(basis, self._terms(basis), rule, z), best, starts, k)
+        guide: Rule = rule if self.pieces else "kernel"
+        found = self._search(Objective.of(basis, self._terms(basis), guide, z), best, starts, k)
         if limits is not None and len(missing := np.setdiff1d(np.arange(len(z)), found.owners)):
             raise InputError(
                 f"The search found no molecule with {limits.describe()} for row {missing[0]}. "
