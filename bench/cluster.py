@@ -22,7 +22,7 @@ from dsokr.commands.embed import embed
 from dsokr.commands.options import EmbedOptions
 from dsokr.commands.predictor import Predictor
 from dsokr.commands.tables import Problems, Table
-from dsokr.index.candidates import FILES
+from dsokr.index.stored import FILES
 from dsokr.regressors import KernelRidge
 from studies.data.molecules import generate
 from studies.results import Results

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from dsokr import DSOKR, Training, kernels, networks
 from dsokr.regressors import Neural
+from dsokr.regressors.streams import Stream
 from dsokr.sketches import SubSample
-from dsokr.streams import Stream
 from studies.results import Results
 
 ROWS, WIDTH, LABELS = 50_000, 32, 16

@@ -17,7 +17,6 @@ LAYERS = [
     {"compute", "files"},
     {"graphs", "spectra"},
     {"chem", "outputs"},
-    {"streams"},
     {"rules"},
     {"kernels", "losses", "metrics"},
     {"sketches"},

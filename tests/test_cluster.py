@@ -25,7 +25,7 @@ from dsokr.commands.predictor import Predictor
 from dsokr.commands.tables import Problems
 from dsokr.decoders.scan import Scan
 from dsokr.errors import InputError, ModelFolderError
-from dsokr.index import CandidateIndex, Condition, candidates, fingerprint, shard_search
+from dsokr.index import CandidateIndex, Condition, candidates, fingerprint, shard_search, stored
 from dsokr.index.shard_search import look_up, search_shards
 from dsokr.index.shards import Folder, Shards
 from dsokr.regressors import KernelRidge
@@ -109,7 +109,7 @@ def small_blocks(monkeypatch):
 
 
 def same_index(a: Path, b: Path) -> bool:
-    return all((a / name).read_bytes() == (b / name).read_bytes() for name in candidates.FILES)
+    return all((a / name).read_bytes() == (b / name).read_bytes() for name in stored.FILES)
 
 
 def test_shards_are_an_index_byte_for_byte(dsokr, folder, tmp_path):

@@ -25,7 +25,9 @@ builds = import_module("dsokr.index.build")
 if "forkserver" not in multiprocessing.get_all_start_methods():
     pytest.skip("needs a fork server, to kill many processes in a short time", allow_module_level=True)
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["dsokr.commands.app", "dsokr.index", "test_faults"])
+CONTEXT.set_forkserver_preload(  # what test_faults imports; the fork server does not find the tests themselves
+    ["dsokr.commands.guarantee", "dsokr.conformal", "dsokr.index", "dsokr.regressors.callbacks", "faiss", "pytest"]
+)
 KILLED = [*STEPS, (builds, "_points")]  # also in the middle of a graph
 
 

@@ -15,8 +15,8 @@ from dsokr import DSOKR, Training, kernels, losses, networks
 from dsokr.decoders import Candidates
 from dsokr.errors import InputError, Interrupted
 from dsokr.regressors import KernelRidge, Neural
+from dsokr.regressors.streams import Stream
 from dsokr.sketches import SubSample
-from dsokr.streams import Stream
 
 N = 300
 

@@ -110,7 +110,7 @@ class DSOKR(MadeOfParts):
         other regressors may hold out a share of the training pairs; their outputs still count for the basis and as
         candidates. ``sample_weight`` has a number for every pair: how often it counts. ``groups`` has a value for every
         pair, say the molecule that was measured: pairs of one group stay on one side of these splits. Outputs may be
-        SMILES where the kernel is on graphs or fingerprints. ``X`` may be a :class:`~dsokr.streams.Stream` of pairs.
+        SMILES where the kernel is on graphs or fingerprints. ``X`` may be a :class:`~dsokr.regressors.Stream` of pairs.
         """
         self._check_parts()
         auto = as_regressor(self.regressor)

@@ -162,7 +162,7 @@ def verify(
     as_json: options.AsJson = False,
 ) -> None:
     """Check every file of a model or an index against its checksum; exit with 1 and the name of a damaged one."""
-    from dsokr.index.candidates import HEAD, Head
+    from dsokr.index.stored import HEAD, Head
     from dsokr.saving import check_model
 
     if (folder / HEAD).is_file():

@@ -17,18 +17,9 @@ from torch import Tensor
 
 from dsokr.errors import InputError, check_fields
 from dsokr.files import DRAFT, BlockSums, check_place, lock_folder, replace_file, sum_file
-from dsokr.index.candidates import (
-    FILES,
-    HEAD,
-    OURS,
-    Arrays,
-    CandidateIndex,
-    Head,
-    import_faiss,
-    map_arrays,
-    map_deleted,
-)
+from dsokr.index.candidates import CandidateIndex, import_faiss
 from dsokr.index.columns import as_hashes, as_numbers
+from dsokr.index.stored import FILES, HEAD, OURS, Arrays, Head, map_arrays, map_deleted
 from dsokr.rules import Rule, as_points
 
 COMMIT_SECONDS = 5.0  # the most work that a crash can lose
@@ -314,7 +305,8 @@ def write_faiss(folder: Path, head: Head, options: BuildOptions, say: Say) -> No
     if kind == "exact":
         new = replace(head, kind="exact", rule=None, effort=0, recall=None)
     elif (kind, rule) != (head.kind, head.rule) or file.name not in head.sums or not file.exists():
-        head.verify(folder)
+        data = {name: own for name, own in head.sums.items() if not name.endswith(".faiss")}
+        replace(head, sums=data).verify(folder)  # the FAISS index is replaced, and may be missing
         arrays = map_arrays(folder, head)
         made = build_faiss(arrays, kind, rule, say)
         new = _choose_effort(CandidateIndex(replace(head, kind=kind, rule=rule), arrays, made), options.recall, say)

@@ -26,9 +26,9 @@ from dsokr.index.build import (
     codes_of,
     write_blocks,
 )
-from dsokr.index.candidates import Head
 from dsokr.index.columns import as_hashes, as_numbers
 from dsokr.index.milvus import LONGEST, ROWS, Collection, MilvusIndex, rules_of
+from dsokr.index.stored import Head
 from dsokr.rules import as_points
 
 DROPS = 100_000  # candidates deleted at once: the property that lists them has to stay small

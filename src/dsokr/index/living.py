@@ -16,7 +16,8 @@ import numpy as np
 
 from dsokr.files import lock_folder, replace_file, sum_file
 from dsokr.index.build import Block, BuildOptions, Say, Writer, add_points, rewrite, tidy, write_faiss
-from dsokr.index.candidates import FILES, CandidateIndex, Head, import_faiss, map_arrays
+from dsokr.index.candidates import CandidateIndex, import_faiss
+from dsokr.index.stored import FILES, Head, map_arrays
 
 LATE = 0.25  # an index is rewritten once this share of it is deleted, or unsorted in a sorted index
 

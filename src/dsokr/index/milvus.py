@@ -26,8 +26,9 @@ from torch.nn import functional as F
 
 from dsokr.decoders.scan import Ranking
 from dsokr.errors import InputError, ModelFolderError, check_k, check_types, import_extra
-from dsokr.index.candidates import Head, check_coordinates, check_usable
+from dsokr.index.candidates import check_coordinates, check_usable
 from dsokr.index.columns import Condition, check_column, no_numbers
+from dsokr.index.stored import Head
 from dsokr.rules import RULES, Rule, as_queries, check_rule, largest, score
 
 ADDRESS = re.compile(r"milvus:/+((?P<token>[^/@]+)@)?(?P<host>[^/@]+)/(?P<collection>\w+)")  # of a Path, with one slash

@@ -9,4 +9,5 @@ from dsokr.regressors.neural import Neural
 from dsokr.regressors.ridge import KernelRidge
 from dsokr.regressors.scikit import Boosted, Scikit
 from dsokr.regressors.stack import Stack
+from dsokr.regressors.streams import Stream
 from dsokr.regressors.training import Training

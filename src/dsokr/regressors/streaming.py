@@ -1,4 +1,4 @@
-"""Pairs of a :class:`dsokr.streams.Stream` with their targets, window by window, for regressors that read them so."""
+"""Pairs of a :class:`Stream` with their targets, window by window, for regressors that read them so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsokr.compute import compute_once
 from dsokr.errors import InputError
 from dsokr.outputs import Form, canonical, take
 from dsokr.regressors.base import Targets
-from dsokr.streams import Stream
+from dsokr.regressors.streams import Stream
 
 
 class Window(NamedTuple):

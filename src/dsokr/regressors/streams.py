@@ -35,7 +35,7 @@ class Stream:
     ``window`` pairs are held and shuffled at once, and a block. ``sample`` pairs are drawn uniformly in the first pass:
     they choose the anchors, the candidates, the decoder and the scales of the network.
 
-    >>> stream = Stream(lambda epoch: ((range(at, at + 10), range(at, at + 10)) for at in range(0, 100, 10)), sample=5)
+    >>> stream = Stream(lambda epoch: ((np.eye(10), list("abcdefghij")) for _ in range(10)), sample=5)
     >>> stream.draw(seed=0).total
     100
     """
