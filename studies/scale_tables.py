@@ -21,7 +21,6 @@ def describe_scale(folder: Path) -> dict[str, Any]:
     same = "All three gave the same bytes." if cluster["metrics"]["same bytes"] else "Their results differ."
     return {
         "hardware": next(row["hardware"] for row in rows["kinds"]),
-        "loads": _describe_loads(rows["large"]),
         "embedded": cluster["candidates"],
         "embedded_p": cluster["p"],
         "same": f"{same} Ray took {cluster['metrics']['Ray, start, s']:.0f} s more to start.",
@@ -32,11 +31,6 @@ def describe_scale(folder: Path) -> dict[str, Any]:
         "streams": _tabulate_streams(rows["streams"]),
         "expected": _extrapolate(rows),
     }
-
-
-def _describe_loads(rows: list[Row]) -> str:
-    loads = sorted({f"{row['metrics']['load']:.0f}" for row in rows})
-    return " to ".join(loads[:: max(1, len(loads) - 1)])
 
 
 def _tabulate_embedding(metrics: Row) -> str:
