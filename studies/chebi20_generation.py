@@ -27,7 +27,7 @@ from dsokr.losses import Loss
 from dsokr.regressors import Neural, Training
 from dsokr.rules import RULES, Rule
 from studies import chebi20_models as models
-from studies.results import Row
+from studies.results import Row, name_hardware, read_commit, today
 from studies.study import Session, Stopwatch
 
 PUBLISHED: tuple[Row, ...] = tuple(  # as their papers report
@@ -94,7 +94,7 @@ def run_generation(
             if own["method"] == SEARCH:  # if none is a molecule, the answer is a training molecule
                 graphs = [a + b for a, b in zip(graphs, kept[TRAINING_MOLECULE]["graphs"], strict=True)]
             metrics = measure_molecules(graphs, truth) | {"missed": part["missed"], "proved": part["proved"]}
-            yield {"chosen": {"rule": kept["rule"]}, "metrics": metrics, "seconds": part["seconds"]}
+            yield {"chosen": {"rule": kept["rule"]}, "metrics": metrics, "seconds": part["seconds"]} | kept["made"]
 
     session.results("generation").record_all(keys, measure)
 
@@ -124,7 +124,7 @@ def generate(
         SEARCH: (search, z),
         PERFECT: (search, model.basis_.embed(truth)),
     }
-    found: Row = {"rule": rule}
+    found: Row = {"rule": rule, "made": {"hardware": name_hardware(), "commit": read_commit(), "date": today()}}
     for name, (decoder, rows) in methods.items():
         with clock("decoding"):
             best = decoder.best(model.basis_, rows, model.known_, generation.k)

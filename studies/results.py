@@ -64,7 +64,7 @@ class Results:
         if not self.has(*keys):
             for key, measured in zip(keys, measure(), strict=True):
                 if self.find(key) is None:
-                    self._append(key | measured | {"hardware": name_hardware(), "commit": self.commit, "date": today()})
+                    self._append(key | {"hardware": name_hardware(), "commit": self.commit, "date": today()} | measured)
         return [row for key in keys if (row := self.find(key)) is not None]
 
     def _append(self, row: Row) -> None:
