@@ -77,8 +77,10 @@ class Run:
 
 TRAINING = replace(
     ADAMW,
-    epochs=150,
-    batch_size=512,
+    optimizer="muon",
+    learning_rate=2e-3,
+    epochs=80,
+    batch_size=1024,
     warmup_steps=500,
     precision="bf16-mixed",
     compile="reduce-overhead",
