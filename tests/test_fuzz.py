@@ -328,7 +328,14 @@ def ask_index(made):
     assert [[index.texts[at] for at in row if at >= 0] for row in best] and index.cells
 
 
-@fuzz(PLACES | st.tuples(ANY, st.none()), (DEEP, None), (b"[]", None), (b"3", None), few=30)
+VERSION, SUMS = 9, 13  # places in the head of an index
+
+
+@fuzz(
+    PLACES | st.tuples(ANY, st.none()),
+    *((DEEP, None), (b"[]", None), (b"3", None), (10**400, [VERSION]), (":", [SUMS, 0])),
+    few=30,
+)
 def heads_of_indices(case):
     made, (_, head) = folder()[0] / "changed", built_index()
     refresh(made)
@@ -377,7 +384,14 @@ def written_shards():
     return made, json.loads((made / HEAD).read_text())
 
 
-@fuzz(PLACES | st.tuples(ANY, st.none()), (DEEP, None), ([6, 6], [8]), (5, [8, 0]), (10**12, [8, 0]), (0, [3]), few=30)
+COUNTS = 7  # place in the head of shards
+
+
+@fuzz(
+    PLACES | st.tuples(ANY, st.none()),
+    *((DEEP, None), ([6, 6], [COUNTS]), ([], [COUNTS]), (5, [COUNTS, 0]), (10**12, [COUNTS, 0]), (0, [3])),
+    few=30,
+)
 def heads_of_shards(case):
     """As written by somebody who wants them to be searched: sealed."""
     pytest.importorskip("pyarrow")

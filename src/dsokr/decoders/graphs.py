@@ -227,12 +227,13 @@ class Pool(NamedTuple):
     def best(self, count: int) -> Pool:
         """The ``count`` best graphs of every input, best first, and of those with equal features only one."""
         names = self.names.T
-        scores = self.scores.astype(np.float32)  # equal features have equal scores, up to the order of their sums
+        with np.errstate(over="ignore"):
+            scores = self.scores.astype(np.float32)  # equal features have equal scores, up to the order of their sums
         order = np.lexsort((~self.expanded, *names, -scores, self.distances, self.owners))
         new = np.zeros(len(order), bool)
         for column in (self.owners, self.distances, *names):
             new |= np.diff(column[order], prepend=column[order[:1]] - 1) != 0
-        order = order[new & (scores[order] > -np.inf)]  # for some graphs the kernel is undefined
+        order = order[new & (self.scores[order] > -np.inf)]  # for some graphs the kernel is undefined
         owners = self.owners[order]
         return self.take(order[np.arange(len(order)) - np.searchsorted(owners, owners) < count])
 

@@ -244,10 +244,10 @@ def _open_at(folder: Path, name: str, head: Head) -> BinaryIO:
 
 
 def tidy(folder: Path, head: Head) -> None:
-    """Remove index files that the head does not name: those of other versions and of discarded builds."""
+    """Remove index files that the head does not name: of other versions, of discarded builds, of killed writers."""
     named = {path.name for path in head.list_files(folder)}
     for path in folder.iterdir():
-        if OURS.fullmatch(path.name) and path.name not in named:
+        if path.name.startswith(DRAFT) or (OURS.fullmatch(path.name) and path.name not in named):
             path.unlink()
 
 

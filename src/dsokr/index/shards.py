@@ -135,7 +135,7 @@ class Shards:
                 raise ValueError("its checksum or its format is wrong")
             found = Shards(folder, **facts)
             check_types(found)
-            if found.dim < 1 or min(found.counts, default=0) < 0:
+            if found.dim < 1 or min(found.counts, default=0) < 0 or (found.finished and not found.counts):
                 raise ValueError("its parts do not fit together")
             return found
 
