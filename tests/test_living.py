@@ -1,5 +1,6 @@
 """Indexes that change, in a folder and in Milvus: one interface, exact answers, the old version or the new one."""
 
+import json
 import sys
 import threading
 from contextlib import suppress
@@ -268,6 +269,27 @@ class TestMilvus:
         for restart in (False, True):
             with pytest.raises(ModelFolderError, match="i.db is not an index of this version of dsokr"):
                 build(tmp_path / "i.db", lambda start: iter(()), model="m", dim=P, restart=restart)
+
+    @pytest.mark.parametrize(
+        "line", ["", "3", "[]", '["a"]', '["y", 1, "2", "k"]', "[" * 9000], ids=lambda line: line[:20]
+    )
+    def test_a_row_that_others_have_changed(self, tmp_path, line):
+        index = make(tmp_path / "i.db", range(9))
+        [row] = index.collection.call("get", ids=[3], output_fields=["*"])
+        index.collection.call("upsert", [row | {"line": line}])
+        with pytest.raises(ModelFolderError, match=r"i\.db: candidate 3 is damaged. Embed the candidates again."):
+            index.search(Z, 9, "cosine")
+
+    @pytest.mark.parametrize(
+        "change", [{"dim": 0}, {"count": -1}, {"deleted": 10**6}, {"columns": "mass"}, {"x": 1}], ids=str
+    )
+    def test_a_head_that_others_have_changed(self, tmp_path, change):
+        collection = make(tmp_path / "i.db", range(9)).collection
+        head = json.loads(collection.call("describe_collection")["properties"]["dsokr.head"])
+        for kept in ({"dsokr.head": json.dumps(head | change)}, {"dsokr.dropped": '["1) or (id > 0"]'}):
+            collection.call("alter_collection_properties", properties={"dsokr.head": json.dumps(head)} | kept)
+            with pytest.raises(ModelFolderError, match="is not an index of this version of dsokr"):
+                open_index(tmp_path / "i.db")
 
     def test_texts_that_are_too_long_and_libraries_that_are_empty(self, tmp_path):
         long = Block(["y" * 70000], PSI[:1], DIAG[:1])

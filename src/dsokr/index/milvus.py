@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -92,6 +92,8 @@ class Collection:
         try:
             head, dropped = Head(**json.loads(kept[HEAD])), json.loads(kept.get(DROPPED, "[]"))
             check_types(head)
+            if head.dim < 1 or not 0 <= head.deleted <= head.count or any(type(at) is not int for at in dropped):
+                raise ValueError("its parts do not fit together")
         except (LookupError, TypeError, ValueError) as error:
             raise ModelFolderError(
                 f"{self.address} is not an index of this version of dsokr. Choose another name."
@@ -269,6 +271,11 @@ class MilvusIndex:
         return self._rows[at]
 
     def _remember(self, at: int, row: Mapping[str, Any]) -> int:
-        psi = torch.tensor(row["projected"][:-1], dtype=torch.float64)
-        self._rows[at] = Row(json.loads(row["line"]), psi, float(row["diag"]))
+        psi, fits = torch.tensor(row["projected"][:-1], dtype=torch.float64), False
+        with suppress(ValueError, TypeError, RecursionError):  # others may have written to the collection
+            line = json.loads(row["line"])
+            fits = list(map(type, line)) == [str] * (2 + len(self.head.columns)) and psi.shape == (self.head.dim,)
+        if not fits:
+            raise ModelFolderError(f"{self.collection.address}: candidate {at} is damaged. Embed the candidates again.")
+        self._rows[at] = Row(line, psi, float(row["diag"]))
         return at
