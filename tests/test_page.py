@@ -380,6 +380,21 @@ def test_a_text_that_is_too_long(page, address):
     assert page.get_by_role("alert").inner_text() == "The text is longer than 5,000 characters."
 
 
+@pytest.mark.parametrize(
+    ("kind", "label", "example"),
+    [
+        ("spectrum", "Peaks of a spectrum", "m/z:intensity, e.g. 91.05:100 65.04:23"),
+        ("smiles", "SMILES of the input molecule", "e.g. CC(=O)Oc1ccccc1C(=O)O"),
+        ("string", "Input string", "a word, a code or a sequence"),
+    ],
+)
+def test_the_prompt_fits_the_kind_of_input(page, kind, label, example):
+    for address in serving(HandMade(input=Kind(kind))):
+        opened(page, address)
+        assert page.get_by_label(label).is_visible()
+        assert page.locator("#query").get_attribute("placeholder") == example
+
+
 def test_columns_and_a_prediction_of_its_own(page, snow):
     opened(page, snow)
     assert page.get_by_label("3 numbers: air temperature, wind, slope").is_visible()

@@ -43,6 +43,7 @@ from dsokr.regressors import Auto, Neural, Stack
 from dsokr.saving import is_replaceable, write_expression
 
 LEAST_ROWS = 10
+NAMED = 12  # the most columns that are all named
 CALIBRATED = 200  # validation pairs from which on half of them calibrate
 
 
@@ -189,7 +190,9 @@ def _check_lengths(kind: Vector, rows: Rows) -> None:
 
 
 def _describe(kind: Kind) -> str:
-    return f"{', '.join(kind.columns)} as {'sparse ' * getattr(kind, 'sparse', False)}{kind.name}"
+    names, count = kind.columns, len(kind.columns)
+    listed = ", ".join(names) if count <= NAMED else f"{names[0]}, {names[1]}, …, {names[-1]} ({count} columns)"
+    return f"{listed} as {'sparse ' * getattr(kind, 'sparse', False)}{kind.name}"
 
 
 def _warn_of_commas(output: OutputKind, cells: list[str], is_guess: bool) -> None:
