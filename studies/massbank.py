@@ -325,11 +325,10 @@ FULL = MassBankConfig(
     ),
     models=(BITWISE, *PLAIN, "DSOKR, together"),
 )
-BY_MASS = replace(FULL, splits=("molecule", *MASS_SPLITS))
 FURTHER = (
     replace(FULL, models=(*FOREST,)),
-    replace(BY_MASS, models=(*DETAILED, "DSOKR, together, differences")),
-    replace(BY_MASS, models=(*SLOW,)),
+    replace(FULL, models=(*DETAILED, "DSOKR, together, differences")),
+    replace(FULL, splits=("molecule", *MASS_SPLITS), models=(*SLOW,)),
 )
 REDUCED = replace(FULL, splits=("molecule",), models=("SISOKR", "DSOKR, ridge"))
 QUICK = replace(
