@@ -150,6 +150,7 @@ PACKED = ["a.csv.gz", "a.csv.zst", "a.csv.bz2", "a.csv.xz", "a.parquet", "a.xlsx
     ),
     ("a.jsonl", '{"a": ' + "[" * 2000),  # deeper than Python recurses
     ("a.jsonl", '{"a": ' + "[" * 700 + "]" * 700 + "}"),
+    ("a.csv", ",\x1c\n"),  # blank for str.strip alone
     few=60,
 )
 def tables(case):
@@ -328,12 +329,12 @@ def ask_index(made):
     assert [[index.texts[at] for at in row if at >= 0] for row in best] and index.cells
 
 
-VERSION, SUMS = 9, 13  # places in the head of an index
+VERSION, SIZES, SUMS = 9, 12, 13  # places in the head of an index
 
 
 @fuzz(
     PLACES | st.tuples(ANY, st.none()),
-    *((DEEP, None), (b"[]", None), (b"3", None), (10**400, [VERSION]), (":", [SUMS, 0])),
+    *((DEEP, None), (b"[]", None), (b"3", None), (10**400, [VERSION]), (-8, [SIZES, 3]), (":", [SUMS, 0])),
     few=30,
 )
 def heads_of_indices(case):
@@ -384,12 +385,20 @@ def written_shards():
     return made, json.loads((made / HEAD).read_text())
 
 
-COUNTS = 7  # place in the head of shards
+COLUMNS, COUNTS = 6, 7  # places in the head of shards
 
 
 @fuzz(
     PLACES | st.tuples(ANY, st.none()),
-    *((DEEP, None), ([6, 6], [COUNTS]), ([], [COUNTS]), (5, [COUNTS, 0]), (10**12, [COUNTS, 0]), (0, [3])),
+    *(
+        (DEEP, None),
+        ([6, 6], [COUNTS]),
+        ([], [COUNTS]),
+        ([""], [COLUMNS]),
+        (5, [COUNTS, 0]),
+        (10**12, [COUNTS, 0]),
+        (0, [3]),
+    ),
     few=30,
 )
 def heads_of_shards(case):

@@ -42,7 +42,7 @@ csv.field_size_limit(max(LONGEST_CELL, csv.field_size_limit()))
 
 def _read_separated(path: Path, columns: list[str]) -> Iterator[Record]:
     rows = _read_csv_rows(path)
-    number, header = next(rows)
+    number, header = next(rows, (1, "Its cells are all blank."))
     if fault := find_fault(header):
         raise InputError(f"{path}, row {number}: {fault}")
     yield number, header

@@ -59,8 +59,8 @@ class Folder:
         except DSOKRError:
             raise
         except (AttributeError, ImportError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
-            place = f"{self.place}/{name}" if name else self.place
-            raise ModelFolderError(f"{place} cannot be used: {str(error).rstrip('.')}.") from error
+            place, reason = f"{self.place}/{name}" if name else self.place, str(error).partition("\n")[0].rstrip(".")
+            raise ModelFolderError(f"{place} cannot be used: {reason}.") from error
 
     def names(self) -> set[str]:
         with self._reach() as (system, path):

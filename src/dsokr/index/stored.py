@@ -108,7 +108,7 @@ class Head:
         widths |= dict.fromkeys(("diag.bin", "squared.bin", "ends.bin", "codes.bin"), 8)
         sizes = {name: self.count * width for name, width in widths.items()} | {self.deleted_file: 8 * self.deleted}
         wrong = [name for name in sizes if self.sizes.get(name, 0) != sizes[name]]
-        unknown = set(self.sizes) - {*FILES, *sizes}
+        unknown = set(self.sizes) - {*FILES, *sizes} or min(self.sizes.values(), default=0) < 0
         list(map(files.BlockSums, self.sums.values()))  # ValueError unless they are numbers
         if wrong or unknown or self.dim < 1 or not 0 <= self.version < 2**63 or not PREFIX.fullmatch(self.prefix):
             raise ValueError("its parts do not fit together")
