@@ -125,6 +125,7 @@ def describe_smi2mol(folder: Path) -> Fields:
     by = {row["name"]: row for row in rows}
     models, kernels = read_rows(folder / "models.jsonl"), read_rows(folder / "kernels.jsonl")
     ours = [row for row in models if row["model"] == "ours" and row["decoder"] == "GraphSearch"]
+    explained = [row for row in models if row["model"] == "ours, Muon" and "missed_by_search" in row["metrics"]]
     columns = {
         "kernel": "{kernel}",
         "GED without edge labels": "{metrics[ged]:.3f}",
@@ -138,6 +139,8 @@ def describe_smi2mol(folder: Path) -> Fields:
         "listed": by["DSOKR, sum of kernels, best rule"],
         "best": by[MUON],
         "splits": len(ours),
+        "explained": len(explained),
+        **{name: mean(row["metrics"][name] for row in explained) for name in smi2mol.MISSES},
         **{part: sum(row["seconds"][part] for row in ours) / len(ours) for part in ("basis", "training", "decoding")},
         "m": kernels[0]["m"],
         "kernels": write_table(columns, kernels),
@@ -181,6 +184,7 @@ def describe_fingerprint2graph(folder: Path) -> Fields:
         "n_train": most,
         "n_test": ours[0]["n_test"],
         "ours": whole["network, bond orders"],
+        "simple": whole["network, no bond orders"],
         "own": own["no bond orders"],
         **{part: mean(row["seconds"][part] for row in ours) for part in ("fitting", "decoding")},
     }
@@ -775,6 +779,7 @@ FIELDS: dict[str, Callable[[Path], Fields]] = {
     "synthetic": describe_synthetic,
     "smi2mol": describe_smi2mol,
     "fingerprint2graph": describe_fingerprint2graph,
+    "coloring": describe_coloring,
     "chebi20": describe_chebi20,
     "multilabel": describe_multilabel,
     "label_ranking": describe_label_ranking,
@@ -790,6 +795,7 @@ STUDIES = [
     synthetic.STUDY,
     smi2mol.STUDY,
     fingerprint2graph.STUDY,
+    coloring.STUDY,
     chebi20.STUDY,
     multilabel.STUDY,
     label_ranking.STUDY,
