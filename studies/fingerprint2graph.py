@@ -193,7 +193,7 @@ def measure_model(model: DSOKR, task: Task, split: Split) -> Row:
     clock = Stopwatch()
     with clock("fitting"):
         model.fit(X, graphs, validation=val)
-    searches = [GraphSearch(task.domain, rule) for rule in RULES]
+    searches = [GraphSearch(task.domain, rule, beam=8, budget=4_000) for rule in RULES]
     with clock("choosing"):
         on_val = [measure_distances(decode(model, search, val[0][some]), val[1][some], task) for search in searches]
     best = min(range(len(RULES)), key=lambda i: sum(on_val[i][name] for name in on_val[i] if "ged" in name))

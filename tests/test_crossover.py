@@ -146,10 +146,10 @@ def test_pieces_help_to_find_larger_molecules(task, like):
     basis, known, others = task
     domain = LabelledGraphs.like(known) if like else Molecules(max_atoms=14)
     z, embedded = basis.embed(others), EmbeddedOutputs(basis, known)
-    search = GraphSearch(domain, "projected", budget=8_000, pieces=24)
+    search = GraphSearch(domain, "projected", beam=8, budget=8_000, pieces=24)
     found = search.decode(basis, z, embedded)
     proved = search.prove(basis, z, found.scores)
-    alone = GraphSearch(domain, "projected", budget=8_000).decode(basis, z, embedded)
+    alone = GraphSearch(domain, "projected", beam=8, budget=8_000).decode(basis, z, embedded)
     assert found.scores.mean() > alone.scores.mean() and proved.double().mean() > 0.25
     assert (found.scores >= Candidates("projected").decode(basis, z, embedded).scores - 1e-12).all()
     assert (np.diff(GraphBatch.of(found.outputs).offsets) <= 14).all()

@@ -61,8 +61,8 @@ class GraphSearch(Decoder):
     moves: Moves = SMALL_MOLECULES
     rule: Rule | Literal["auto"] = "auto"
     starts: int = 8
-    beam: int = 8
-    budget: int = 4_000
+    beam: int = 32
+    budget: int = 8_000
     pieces: int = 0
     seconds: float | None = None
     formula: str | None = None  # such as C6H6O
