@@ -160,6 +160,7 @@ def draw_predictions(folder: Path, image: Path, count: int = 8) -> None:
             predicted = read_graph(rows[method]["graphs"][i])
             molecules.append(predicted)
             short = name.replace("DSOKR, ", "").replace("Sketched ", "").replace("sum of kernels", "sum")
+            short = short.replace("GraphSearch, wide last layer, ", "")
             legends.append(f"{short}: {edit_distance(predicted, [true]).item():g}")
         molecules.append(true)
         legends.append(f"true: {truth['smiles'][i]}")

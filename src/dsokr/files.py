@@ -264,7 +264,7 @@ class CheckedFile:
             if self.sums[block : block + 1] != [zlib.crc32(data.data)]:
                 raise damaged(self.path)
             self.unread[block] = False
-        self.left = np.count_nonzero(self.unread)
+        self.left = int(self.unread.sum())
 
 
 def damaged(path: Path) -> ModelFolderError:
