@@ -209,7 +209,7 @@ def test_shards_of_others_are_refused(dsokr, folder, tmp_path):
         file.seek(2000)
         file.write(b"damage")
     assert f"{tmp_path / 's'}/shard-00003.parquet cannot be used: " in dsokr(*rank, expect=1)
-    replace(shards, model="other").finish([], 0)
+    replace(shards, model="other").finish([0], 0)
     assert "was built for another model. Embed the candidates again" in dsokr(*rank, expect=1)
     assert replace(shards, finished=False).start(restart=True) == set()
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["shards.json"]

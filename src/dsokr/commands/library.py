@@ -1,8 +1,8 @@
 """Libraries of candidates: read from a file, and indexes made of them."""
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -158,10 +158,13 @@ class Library:
         """Yield rows, their cells, the new ones of these, and their values; large files are parsed on all cores."""
         seen: set[int] = set()
         waiting: deque[tuple[dict[Any, Any], Rows, list[str], list[str]]] = deque()
+        is_over = False
 
         def list_new() -> Iterator[list[str]]:  # ahead, and in a thread of joblib's
             ahead = Problems()
             for rows in self.table.blocks(ahead, [*self.columns, *self.name, *self.further], BLOCK):
+                if is_over:
+                    return
                 cells = list(map(str.strip, rows.join(self.columns)))
                 new = [cell for cell in dict.fromkeys(cells) if hash(cell) not in seen]
                 seen.update(map(hash, new))
@@ -182,8 +185,11 @@ class Library:
                 self.problems.found.update(problems)
                 yield *block, found
         finally:
-            with warnings.catch_warnings(action="ignore"):  # joblib's, of work that nobody waits for
-                results.close()
+            is_over = True
+            if spread is None:  # wait for what was begun: joblib's own thread may fail when work is dropped
+                with suppress(Exception):  # of workers that Ctrl-C has ended
+                    deque(results, maxlen=0)
+            results.close()
 
 
 def describe(candidates: int, duplicates: int) -> str:
