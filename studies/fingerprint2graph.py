@@ -128,10 +128,11 @@ class Config:
         return Stack(tuple(member(n) for member in members.values())) if name == "stack" else members[name](n)
 
 
+ON_CPU = replace(TRAINING, optimizer="adamw", learning_rate=1e-3, precision="32-true", compile=False)
 FULL = Config(partial(make_network, (4096, 4096), TRAINING), partial(make_ridge, 4_000))
 REDUCED = replace(
     FULL,
-    network=partial(make_network, (1024,), replace(TRAINING, epochs=30, precision="32-true", compile=False)),
+    network=partial(make_network, (1024,), replace(ON_CPU, epochs=30, batch_size=512)),
     ridge=partial(make_ridge, 1_500),
     size=1_500,
     dim=512,
@@ -145,7 +146,7 @@ QUICK = replace(
     network=partial(
         make_network,
         (256,),
-        replace(TRAINING, epochs=60, batch_size=32, warmup_steps=5, precision="32-true", compile=False, progress=False),
+        replace(ON_CPU, epochs=60, batch_size=32, warmup_steps=5, progress=False),
     ),
     size=300,
     dim=100,
