@@ -288,6 +288,25 @@ def test_rows_that_are_read_ahead_count_when_their_block_comes(dsokr, fitted, in
         assert "24 rows were skipped" in dsokr(*arguments).stderr
 
 
+def test_workers_that_get_ctrl_c_too_say_nothing(fitted, tmp_path, monkeypatch):
+    class Workers:
+        def __init__(self, *_, **__): ...
+
+        def __call__(self, work):
+            function, given, _ = next(iter(work))
+            yield function(*given)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(library.joblib, "Parallel", Workers)
+    candidates = write(tmp_path / "library.csv", ["smiles"], [["CO"], ["CC"]])
+    blocks = library.Library(Predictor.load(fitted, "cpu"), candidates, None, Problems()).blocks()
+    assert next(blocks).cells == ["CO", "CC"]
+    try:
+        blocks.close()
+    except KeyboardInterrupt:
+        pytest.fail("An interruption of workers is none of the command's.")
+
+
 REPEATED = ["CO", "", "CC", "C1CC", "CO", "", "CCC", "C1CC", "", "CC", "", "CO", "C1CC"]  # three, then three again
 BAD = [row for row, cell in enumerate(REPEATED, start=2) if cell in ("", "C1CC")]
 

@@ -187,7 +187,7 @@ class Library:
         finally:
             is_over = True
             if spread is None:  # wait for what was begun: joblib's own thread may fail when work is dropped
-                with suppress(Exception):  # of workers that Ctrl-C has ended
+                with suppress(Exception, KeyboardInterrupt):  # of workers, which get Ctrl-C too
                     deque(results, maxlen=0)
             results.close()
 
