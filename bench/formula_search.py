@@ -67,7 +67,7 @@ def main() -> None:
     for m in options.sizes:
         basis = sketch_basis(KERNEL, known, sketches.SubSample(m), generator=Generator().manual_seed(0))
         embedded, z = EmbeddedOutputs(basis, known), basis.embed(test.graphs)
-        for decoder in (GraphSearch(rule="kernel"), GraphSearch(rule="projected")):
+        for decoder in (GraphSearch(rule=rule, beam=8, budget=4_000) for rule in ("kernel", "projected")):
             shares = []
             for name, restrict in CHOICES.items():
                 start = time.process_time()

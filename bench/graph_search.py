@@ -59,9 +59,10 @@ def search(folder: str | None, candidates: int, count: int, m: int) -> None:
         ("kernel", 4, 2_000),
         ("kernel", 8, 4_000),
         ("projected", 8, 4_000),
-        ("kernel", 16, 8_000),
+        ("kernel", 32, 8_000),
+        ("projected", 32, 8_000),
     ):
-        decoder = GraphSearch(rule=rule, starts=beam, beam=beam, budget=budget)
+        decoder = GraphSearch(rule=rule, beam=beam, budget=budget)
         start = time.process_time()
         found = decoder.decode(basis, z, embedded)
         each = (time.process_time() - start) / count
