@@ -245,7 +245,7 @@ class CheckedFile:
     def __init__(self, path: Path, rows: np.ndarray, sums: str):
         self.path, self.count, self.width = path, len(rows), rows.nbytes // max(len(rows), 1)
         self.data = rows.reshape(-1).view(np.uint8)
-        self.sums = [int(word, 16) for word in sums.split()]
+        self.sums = BlockSums(sums).sums
         self.unread = np.ones(-(-len(self.data) // SUMMED), bool)
         self.left = len(self.unread)
 
