@@ -251,6 +251,19 @@ class TestMilvus:
         assert 5 < step < 39
         compare(open_index(tmp_path / "i.db", "m"), sorted(numbers))
 
+    def test_an_idle_client_does_not_ping(self, tmp_path, monkeypatch):
+        """The server hangs up on one that does, and gRPC prints that in the middle of our output."""
+        import grpc
+
+        options, connect = {}, grpc.insecure_channel
+        monkeypatch.setattr(
+            grpc,
+            "insecure_channel",
+            lambda *place, **given: options.update(given["options"]) or connect(*place, **given),
+        )
+        make(tmp_path / "i.db")
+        assert not options["grpc.keepalive_permit_without_calls"] and options["grpc.keepalive_time_ms"] >= 300_000
+
     def test_bad_addresses(self, tmp_path):
         (tmp_path / "file.db").write_text("something else")
         for address, message in {
@@ -265,7 +278,9 @@ class TestMilvus:
     def test_a_collection_of_something_else(self, tmp_path):
         from pymilvus import MilvusClient
 
-        MilvusClient(str(tmp_path / "i.db")).create_collection("candidates", dimension=3)
+        client = MilvusClient(str(tmp_path / "i.db"))
+        client.create_collection("candidates", dimension=3)
+        client.close()
         for restart in (False, True):
             with pytest.raises(ModelFolderError, match="i.db is not an index of this version of dsokr"):
                 build(tmp_path / "i.db", lambda start: iter(()), model="m", dim=P, restart=restart)

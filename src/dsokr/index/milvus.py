@@ -36,6 +36,8 @@ HEAD, DROPPED = "dsokr.head", "dsokr.dropped"  # properties; the second lists ro
 FIELDS = ["line", "projected", "diag"]  # of a candidate that was found
 KINDS = {"exact": ("FLAT", {}), "hnsw": ("HNSW", {"M": 32, "efConstruction": 100})}
 MOST = 16384  # hits of a search, the limit of Milvus
+# Most gRPC servers, Milvus Lite among them, hang up on a client that pings oftener, as pymilvus would.
+PINGS = {"grpc.keepalive_time_ms": 300_000, "grpc.keepalive_permit_without_calls": 0}
 LONGEST = 65535  # bytes of a text
 ROWS = 1000  # written or asked for at once
 CACHE = 2**16  # candidates held after a search
@@ -67,7 +69,7 @@ class Collection:
             logging.getLogger(name).setLevel(logging.CRITICAL)  # they would print a traceback beside our error
         self.failure = pymilvus.MilvusException
         with self.errors():
-            self.client = pymilvus.MilvusClient(place, token=token, timeout=SECONDS)
+            self.client = pymilvus.MilvusClient(place, token=token, timeout=SECONDS, grpc_options=PINGS)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
