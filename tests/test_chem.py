@@ -166,6 +166,16 @@ def test_graphs_with_charges_and_stereochemistry_become_smiles_again(text):
     assert chem.stereo_smiles(permuted(graph, order)) == chem.canonical([text], stereo=True)[0]
 
 
+@pytest.mark.parametrize(
+    "text, bond", [("C1=CCCCC1", (0, 1)), ("CCCC", (1, 2)), ("CC#CC", (1, 2)), ("c1ccccc1", (0, 1))]
+)
+def test_a_geometry_that_a_bond_cannot_have_is_left_out(text, bond):
+    (graph,) = chem.stereo_graphs([text])
+    edges = tuple((i, j, label + 3 if (i, j) == bond else label) for i, j, label in graph.edges)
+    assert edges != graph.edges
+    assert chem.stereo_smiles(Graph(graph.labels, edges)) == chem.canonical([text])[0]
+
+
 def test_a_graph_that_is_no_molecule_has_no_stereo_smiles():
     (methane,), (ring,) = chem.stereo_graphs(["C"]), chem.stereo_graphs(["c1ccccc1"])
     crowded = Graph(methane.labels * 6, tuple((0, i, 8) for i in range(1, 6)))

@@ -254,7 +254,7 @@ def _set_sides(mol: Any, graph: Graph) -> None:
     Chem.AssignStereochemistry(mol, cleanIt=False, force=True, flagPossibleStereoCenters=True)
     for i, j, label in graph.edges:
         around = [[n for n in mol.GetAtomWithIdx(a).GetNeighbors() if n.GetIdx() != b] for a, b in ((i, j), (j, i))]
-        if label & 7 in SIDES and all(around):
+        if label - 8 * Chem.BondType.DOUBLE in SIDES and all(around) and around[0][0].HasProp("_CIPRank"):
             bond = mol.GetBondBetweenAtoms(i, j)  # from i to j, as it was added
             bond.SetStereoAtoms(*(max(own, key=lambda n: int(n.GetProp("_CIPRank"))).GetIdx() for own in around))
             bond.SetStereo(SIDES[label & 7])
