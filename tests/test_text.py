@@ -217,6 +217,19 @@ def test_checkpointing_changes_memory_alone(encoder):
     assert kept[1] < kept[0] / 2
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch looks at it where it resumes a function
+def test_an_encoder_is_compiled_once_for_texts_of_all_lengths(encoder):
+    torch._dynamo.utils.counters.clear()
+    X = [" ".join(["acid"] * length) for length in range(1, 60) for _ in range(4)]
+    Y = np.random.default_rng(0).normal(size=(len(X), 2))
+    network = TextEncoder(encoder, dropout=0.0)
+    plain, compiled = (small_model(network, batch_size=4, compile=way).fit(X, Y).history_ for way in (False, True))
+    assert compiled["train_loss"] == pytest.approx(plain["train_loss"], rel=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] < 8  # there are batches of eight padded lengths
+
+
 def test_a_missing_encoder_is_one_sentence(tmp_path):
     for folder in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(InputError, match=f"{folder} is neither an encoder folder nor an available model name"):

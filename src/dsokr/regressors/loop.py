@@ -221,7 +221,8 @@ class _Regression(pl.LightningModule):
 
         self.loss, self._batch_loss, self._whole_batch_loss = loss, batch_loss, batch_loss
         if mode:
-            self._whole_batch_loss = torch.compile(batch_loss, mode=None if mode is True else mode, dynamic=False)
+            dynamic = False if self.lengths is None else None  # batches of many lengths: compiled once for all
+            self._whole_batch_loss = torch.compile(batch_loss, mode=None if mode is True else mode, dynamic=dynamic)
 
     def on_train_start(self) -> None:
         self.has_started = True  # a checkpoint has been read
