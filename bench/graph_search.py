@@ -18,6 +18,7 @@ from torch import Generator
 
 from dsokr import sketch_basis, sketches
 from dsokr.decoders import EmbeddedOutputs, GraphSearch, LabelledGraphs
+from dsokr.decoders.familiar import Familiar
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import ShortestPath, WeisfeilerLehman
@@ -86,6 +87,8 @@ def search_by_size(folder: str | None, count: int, m: int, pieces: int, beam: in
     decoder = GraphSearch(domain, "projected", beam=beam, budget=budget, pieces=pieces)
     decoder.decode(basis, basis.embed(known[:2]), embedded)  # compile, and embed the candidates
     print(f"ChEBI-20, {len(known):,} candidates, p = {basis.dim}, one thread; {beam=}, {budget=:,}, {pieces=}")
+    shares = (Familiar.of(known, domain, radius).contains(graphs[tested]).mean() for radius in (1, 2, 3))
+    print(f"  familiar test molecules, radius 1 to 3: {', '.join(f'{share:.1%}' for share in shares)}")
     for size in SIZES:
         rows = np.random.default_rng(0).permutation(tested[sizes[tested] == size])[:count]
         truth = graphs[rows]

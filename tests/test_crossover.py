@@ -76,7 +76,8 @@ def test_the_estimate_of_two_sides_is_the_score_of_the_graph(kernel, rule, graph
     a, b = _sides(pieces, some)
     vectors, (scores, _) = crossover._describe(pieces, owners), objective.score(owners, some)
     for i, j in zip(a, b, strict=True):
-        estimate = crossover._estimate(pieces.owners[i], vectors[i : i + 1], vectors[j : j + 1])[0, 0]
+        fit = np.ones((1, 1), bool)
+        estimate = crossover._estimate(pieces.owners[i], vectors[i : i + 1], vectors[j : j + 1], fit)[0, 0]
         assert estimate == pytest.approx(scores[pieces.owners[i]], abs=2e-3 if kernel is not WL else 1e-4)
 
 

@@ -19,8 +19,8 @@ from dsokr.kernels.graphs import (
     VertexHistogram,
     WeisfeilerLehman,
     core_numbers,
-    refine,
     refinements,
+    surround,
 )
 from dsokr.kernels.rooted import name_balls
 from dsokr.kernels.vectors import Linear
@@ -170,7 +170,8 @@ def test_one_graph_of_a_batch_is_refined_like_the_whole(edge_labels):
     first, last = batch.offsets[2:4]
     labels, refined_labels = refinements(batch, 1, edge_labels)
     arrays = labels[first:last], batch.indptr, batch.neighbors, batch.edge_labels, edge_labels
-    assert [refine(node, first, *arrays) for node in range(first, last)] == refined_labels[first:last].tolist()
+    own = [hashing.pair(labels[node], np.uint64(surround(node, first, *arrays))) for node in range(first, last)]
+    assert np.array(own, np.uint64).astype(np.int64).tolist() == refined_labels[first:last].tolist()
 
 
 def test_hash_tables_find_every_id_and_nothing_else():

@@ -1,6 +1,7 @@
 """The search of all molecules: its moves, its scores, and what it finds."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from torch import Generator
 
 from dsokr import DSOKR, Graph, kernels, sketch_basis, sketches
-from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, Molecules, Neighbors
+from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, LabelledGraphs, Molecules, Moves, Neighbors
+from dsokr.decoders.graphs import Pool
 from dsokr.decoders.objective import Objective, split_terms
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
@@ -18,6 +20,7 @@ from dsokr.regressors import KernelRidge
 from dsokr.rules import RULES
 from implementations import graphs as some_graphs
 from studies.data import molecules
+from studies.data.coloring import draw_maps
 
 VALENCES = dict(Molecules().valences)
 WL = WeisfeilerLehman(2, edge_labels=True)
@@ -116,6 +119,58 @@ def test_scores_are_those_of_the_basis(kernel, parents, near):
     by_names = dict(zip(map(bytes, names), features, strict=True))
     assert len(by_names) == len(set(features)) < len(names)  # names are equal where features are
     assert [by_names[bytes(name)] for name in names] == features
+
+
+SOME = GraphBatch.of(molecules.generate(60, seed=7, max_atoms=8))
+MAPS = draw_maps(60, (4, 6), seed=0).graphs
+DOMAINS = {
+    "molecules": (Molecules(max_atoms=8), SOME),
+    "stars": (LabelledGraphs.like(SOME), SOME),
+    "any": (LabelledGraphs((6, 7, 8, 9), (3, 0, 1, 2), max_nodes=8, connected=False), SOME),
+    "maps": (LabelledGraphs((0, 1, 2, 3), max_nodes=6, planar=True, proper=True), MAPS),
+}
+COLOURS = WeisfeilerLehman(3).normalized() + 0.5 * WL + WeisfeilerLehman(1, edge_labels=True).normalized()
+
+
+def list_graphs(objective: Objective, moves: Moves, graphs: GraphBatch, owners: np.ndarray) -> Pool:
+    """What is one edit away, as graphs scored in full."""
+    near = moves.neighbors(graphs)
+    return Pool.of(objective, near.graphs, owners[near.origins])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("edge_labels", [False, True])
+def test_edits_score_as_the_graphs_that_they_lead_to(domain, edge_labels, rule):
+    moves, graphs = DOMAINS[domain]
+    kernel = sum((WeisfeilerLehman(t, edge_labels).normalized() for t in range(1, 4)), WeisfeilerLehman(0, edge_labels))
+    basis = sketch_basis(kernel, graphs[:50], sketches.SubSample(40), generator=Generator().manual_seed(0))
+    terms = tuple(split_terms(kernel, GraphBatch.of(basis.anchors)))
+    parents = graphs[40:]
+    objective = Objective.of(basis, terms, rule, basis.embed(parents) + 0.1).select(0, len(parents))
+    owners = np.random.default_rng(0).permutation(len(parents))
+    edits = moves.list_edits(parents)
+    scores, names = objective.score_edits(owners, edits)
+    expected = objective.score(owners[edits.origins], moves.neighbors(parents).graphs)
+    np.testing.assert_allclose(scores, expected[0], rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(names, expected[1])
+    assert len(np.unique(names, axis=0)) > 500
+
+
+@pytest.mark.parametrize(("rule", "pieces"), [("kernel", 0), ("projected", 0), ("kernel", 8), ("cosine", 8)])
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_edits_lead_the_search_where_their_graphs_do(domain, rule, pieces, monkeypatch):
+    (moves, graphs), search = DOMAINS[domain], partial(GraphSearch, rule=rule, beam=5, budget=400, pieces=pieces)
+    for kernel in (COLOURS, SUM):
+        basis = sketch_basis(kernel, graphs[:50], sketches.SubSample(40), generator=Generator().manual_seed(0))
+        z, known = basis.embed(graphs[50:]), EmbeddedOutputs(basis, graphs[:50])
+        found = search(moves).best(basis, z, known, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr("dsokr.decoders.graphs._edit", list_graphs)
+            expected = search(moves).best(basis, z, known, 3)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.scores, b.scores)
+            assert list(a.outputs) == list(b.outputs)
 
 
 @pytest.fixture(scope="module")

@@ -171,6 +171,10 @@ class GraphBatch:
         once = edges[edges[:, 0] < edges[:, 1]]
         return Graph(tuple(self.labels[start:stop].tolist()), tuple(map(tuple, once.tolist())))
 
+    def as_arrays(self) -> tuple[np.ndarray, ...]:
+        """What compiled code needs."""
+        return self.offsets, self.labels, self.indptr, self.neighbors, self.edge_labels
+
     def degrees(self) -> np.ndarray:  # (nodes,)
         return np.diff(self.indptr)
 

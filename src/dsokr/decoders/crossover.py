@@ -56,7 +56,7 @@ class Crossover:
             if not len(own) or not len(others):
                 continue
             equal = pieces.labels[own][:, None] == self.library.labels[others]
-            estimates = np.where(equal, self._estimate(owners[at], vectors[own], self.vectors[others]), -np.inf)
+            estimates = self._estimate(owners[at], vectors[own], self.vectors[others], equal)
             best = np.argpartition(-estimates, min(JOINED, estimates.size - 1), axis=None)[:JOINED]
             best = best[estimates.ravel()[best] > -np.inf]
             made.append(np.stack([own[best // len(others)], others[best % len(others)]]))
@@ -92,11 +92,12 @@ class Crossover:
         sums = pieces.sum(np.concatenate(parts, axis=1))
         return sums.reshape(len(sums), len(parts), sums.shape[1] // len(parts))
 
-    def _estimate(self, owner: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:  # (len(a), len(b))
+    def _estimate(self, owner: int, a: np.ndarray, b: np.ndarray, fit: np.ndarray) -> np.ndarray:  # (len(a), len(b))
+        """The scores of all pairs of pieces that fit; −∞ of the others."""
         terms, rule = self.objective.terms, self.objective.rule
         factors, normalised = np.array([t.factor for t in terms]), np.array([t.normalised for t in terms])
         code = ("kernel", "projected", "cosine").index(rule)
-        return _estimate(a, b, self.objective.targets[owner], factors, normalised, code)
+        return _estimate(a, b, fit, self.objective.targets[owner], factors, normalised, code)
 
 
 def _find_frequent(term: Term, graphs: GraphBatch) -> np.ndarray:  # (up to FREQUENT,)
@@ -108,12 +109,12 @@ def _find_frequent(term: Term, graphs: GraphBatch) -> np.ndarray:  # (up to FREQ
 
 
 @compiled
-def _estimate(a, b, target, factors, normalised, rule):  # type: ignore[no-untyped-def] # compiled
-    """The scores of all pairs of pieces; ``rule`` is 0 for "kernel", 1 for "projected", 2 for "cosine"."""
-    out, q = np.empty((len(a), len(b)), np.float32), a.shape[2] - FREQUENT - 1
+def _estimate(a, b, fit, target, factors, normalised, rule):  # type: ignore[no-untyped-def] # compiled
+    """The scores of pairs of pieces; ``rule`` is 0 for "kernel", 1 for "projected", 2 for "cosine"."""
+    out, q = np.full((len(a), len(b)), -np.inf, np.float32), a.shape[2] - FREQUENT - 1
     psi = np.empty(q, np.float32)
     for i in range(len(a)):
-        for j in range(len(b)):
+        for j in np.flatnonzero(fit[i]):
             psi[:] = 0
             diag, dot, square, distance = 0.0, 0.0, 0.0, 0.0
             for t in range(len(factors)):

@@ -28,6 +28,8 @@ class Domain(NamedTuple):
     dense: bool = False  # atoms with several bonds may come and go at once
     rearranged: bool = False
     stars: np.ndarray = np.empty(0, np.uint64)  # sorted names of the stars that an atom can have; none: valences decide
+    labels: np.ndarray = np.empty(0, np.int64)  # what elements 1, 2, … stand for; none: themselves
+    edge_labels: np.ndarray = np.empty(0, np.int64)  # what orders 1, 2, … stand for
 
 
 class Molecule(NamedTuple):
@@ -37,13 +39,14 @@ class Molecule(NamedTuple):
     n: int
     pairs: np.ndarray  # (bonds, 2)
     domain: Domain
+    takes: np.ndarray  # (n, highest order + 1): whether an atom can have one more bond of each order
     edits: np.ndarray  # (room for all, WIDTH)
     listed: np.ndarray  # (1,): the number of edits
 
 
 @compiled
 def list_edits(molecule: Molecule) -> None:
-    """Fill in the edits of a molecule, valid or not."""
+    """Fill in the edits of a molecule: all that are valid, and others."""
     _replace(molecule)
     _change_pair(molecule)
     _move_bond(molecule)
@@ -93,7 +96,8 @@ def _change_pair(molecule: Molecule) -> None:
             if a != b:
                 _append(molecule, (i, i, b, j, j, a))
             for order in range(len(molecule.domain.costs)):
-                if order != molecule.matrix[i, j]:
+                takes = molecule.matrix[i, j] or (molecule.takes[i, order] and molecule.takes[j, order])
+                if order != molecule.matrix[i, j] and takes:
                     _append(molecule, (i, j, order))
 
 
@@ -104,7 +108,8 @@ def _move_bond(molecule: Molecule) -> None:
         for side in range(2):
             i, j = pair[side], pair[1 - side]
             for k in range(molecule.n):
-                if k != i and k != j and not molecule.matrix[i, k]:
+                takes = molecule.takes[k, molecule.matrix[i, j]]
+                if takes and k != i and k != j and not molecule.matrix[i, k]:
                     _append(molecule, (i, k, molecule.matrix[i, j], i, j, 0))
 
 
@@ -177,7 +182,8 @@ def _add(molecule: Molecule) -> None:
     for i in range(molecule.n):
         for element in molecule.domain.elements:
             for order in range(1, len(molecule.domain.costs)):
-                _append(molecule, (i, molecule.n, order, molecule.n, molecule.n, element))
+                if molecule.takes[i, order]:
+                    _append(molecule, (i, molecule.n, order, molecule.n, molecule.n, element))
 
 
 @compiled

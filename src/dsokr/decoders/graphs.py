@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from dsokr.basis import SketchedBasis
 from dsokr.compute import run_in_threads
 from dsokr.decoders.base import Decoder, Found, choose_best
 from dsokr.decoders.crossover import Crossover
-from dsokr.decoders.moves import Molecules, Moves, Neighbors
+from dsokr.decoders.familiar import Familiar
+from dsokr.decoders.moves import Edits, Molecules, Moves, Neighbors
 from dsokr.decoders.objective import Objective, Term, split_terms
 from dsokr.decoders.restricted import Restricted
 from dsokr.decoders.scan import EmbeddedOutputs
@@ -43,6 +44,9 @@ class GraphSearch(Decoder):
     large graphs, single edits are not enough. With ``pieces``, an expanded graph also exchanges its pieces (what a
     single edge holds) for those of as many of the nearest known outputs, and the search follows ``rule`` itself.
 
+    Where inputs say little, the best of all graphs is like nothing that exists. With ``familiar``, a radius, answers
+    are graphs whose nodes all have neighbourhoods, of so many edges around, that occur in known outputs.
+
     The search is deterministic unless ``seconds`` limits its time, per input and thread.
 
     If a ``formula`` is given, a ``mass`` (lowest and highest, of the neutral molecule with its most common isotopes) or
@@ -55,7 +59,7 @@ class GraphSearch(Decoder):
 
     >>> GraphSearch(beam=4, budget=500)
     GraphSearch(moves=Molecules(valences=((6, 4), (7, 3), (8, 2), (9, 1)), max_atoms=9), rule='auto', starts=8, beam=4,
-                budget=500, pieces=0, seconds=None, formula=None, mass=None, contains=())
+                budget=500, pieces=0, familiar=None, seconds=None, formula=None, mass=None, contains=())
     """
 
     moves: Moves = SMALL_MOLECULES
@@ -64,6 +68,7 @@ class GraphSearch(Decoder):
     beam: int = 32
     budget: int = 8_000
     pieces: int = 0
+    familiar: int | None = None
     seconds: float | None = None
     formula: str | None = None  # such as C6H6O
     mass: tuple[float, ...] | None = None
@@ -72,7 +77,9 @@ class GraphSearch(Decoder):
     rated = 200
 
     def __post_init__(self) -> None:
-        check_fields(self, pieces=0, seconds="(0, inf)")
+        check_fields(self, pieces=0, familiar=0, seconds="(0, inf)")
+        if self._is_restricted() and self.familiar is not None:
+            raise InputError("GraphSearch.familiar does not go together with a formula, a mass or substructures.")
         if self._is_restricted() and not isinstance(self.moves, Molecules):
             raise InputError(f"Formulas, masses and substructures need the domain Molecules. Got {self.moves!r}.")
 
@@ -114,13 +121,21 @@ class GraphSearch(Decoder):
         nearest = allowed.top(z, max(k, self.starts, self.pieces), rule)
         best = GraphBatch.of(take(allowed.outputs, nearest.indices.flatten()))
         guide: Rule = rule if self.pieces else "kernel"
-        found = self._search(Objective.of(basis, self._terms(basis), guide, z), best, starts, k)
+        search = self._within(known)
+        found = search._search(Objective.of(basis, self._terms(basis), guide, z), best, starts, k)
         if limits is not None and len(missing := np.setdiff1d(np.arange(len(z)), found.owners)):
             raise InputError(
                 f"The search found no molecule with {limits.describe()} for row {missing[0]}. "
                 "Raise GraphSearch.budget, or add such a molecule to those that are known."
             )
         return choose_best(z, allowed, nearest, found.graphs, found.owners, rule, k)
+
+    def _within(self, known: EmbeddedOutputs) -> GraphSearch:
+        """The same search, in the domain of graphs that look like known ones if ``familiar`` says so."""
+        if self.familiar is None:
+            return self
+        domain = Familiar.of(GraphBatch.of(known.outputs), self.moves, self.familiar)
+        return replace(self, moves=domain, familiar=None)
 
     def _search(self, objective: Objective, nearest: GraphBatch, starts: GraphBatch, k: int) -> Pool:
         """The best graphs for all inputs; as many of the nearest and starts for each."""
@@ -168,6 +183,7 @@ class GraphSearch(Decoder):
         """Expand the best graphs of every input until none is left or, to repair, until one meets the restriction."""
         moves, bounds, beam = objective.limits or self.moves, objective.bound(), max(k, self.beam)
         spent, pool, seen = np.bincount(pool.owners, minlength=inputs), pool.best(beam), pool.identify()
+        reach = np.zeros(inputs)
         while time.monotonic() < deadline:
             active = spent < self.budget
             if k == 1:
@@ -175,35 +191,48 @@ class GraphSearch(Decoder):
             if not len(front := pool.frontier(active, repairs)):
                 break
             pool.expanded[front] = True
-            graphs, owners, far = (column[front] for column in (pool.graphs, pool.owners, pool.distances))
-            near = [moves.neighbors(graphs)]
+            graphs, owners = pool.graphs[front], pool.owners[front]
+            reach[owners] = pool.distances[front]
+            parts = [_edit(objective, moves, graphs, owners)]
             if crossover is not None:
-                near += [crossover.neighbors(graphs, owners), crossover.remove(graphs)]
-            near = _select(self.moves, near)
-            origins = np.concatenate([part.origins for part in near])
-            found = Pool.of(objective, GraphBatch.joined([part.graphs for part in near]), owners[origins])
-            spent += np.bincount(found.owners, minlength=inputs)
-            found = found.take(np.flatnonzero(found.distances <= far[origins]))
+                near = _select(self.moves, [crossover.neighbors(graphs, owners), crossover.remove(graphs)])
+                parts += [Pool.of(objective, part.graphs, owners[part.origins]) for part in near]
+            for at, part in enumerate(parts):
+                spent += np.bincount(part.owners, minlength=inputs)
+                keep = part.distances <= reach[part.owners]
+                if objective.rule != "kernel":
+                    keep &= ~np.isin(part.identify(), seen)
+                parts[at] = part.take(np.flatnonzero(keep)).best(beam).apply_edits()
+            found = Pool.joined(parts)
             if objective.rule != "kernel":  # the scores are estimates
-                found = found.take(np.flatnonzero(~np.isin(found.identify(), seen))).best(beam)
+                found = found.best(beam)
                 found = found._replace(scores=objective.score_exactly(found.owners, found.graphs))
                 seen = np.append(seen, found.identify())
             pool = Pool.joined([pool, found]).best(beam)
         return pool
 
 
+def _edit(objective: Objective, moves: Moves, graphs: GraphBatch, owners: np.ndarray) -> Pool:
+    """What is one edit away from graphs, each for an input: edits, where the domain lists them, else graphs."""
+    if not hasattr(moves, "list_edits"):
+        near = moves.neighbors(graphs)
+        return Pool.of(objective, near.graphs, owners[near.origins])
+    edits = moves.list_edits(graphs)
+    scores, names = objective.score_edits(owners, edits)
+    return Pool(edits, owners[edits.origins], np.zeros(len(scores)), scores, names, np.zeros(len(scores), bool))
+
+
 def _select(moves: Moves, near: list[Neighbors]) -> list[Neighbors]:
     """Leave out what is not in the domain: pieces may be joined to graphs that are too large, for example."""
     if not hasattr(moves, "contains"):
         return near
-    joined = [part.take(np.flatnonzero(moves.contains(part.graphs))) for part in near[1:]]
-    return [near[0], *joined]
+    return [part.take(np.flatnonzero(moves.contains(part.graphs))) for part in near]
 
 
 class Pool(NamedTuple):
     """Graphs found for several inputs."""
 
-    graphs: GraphBatch
+    graphs: Any  # GraphBatch, or Edits that lead to the graphs
     owners: np.ndarray  # the input that each graph is for
     distances: np.ndarray  # from the restriction of the domain
     scores: np.ndarray
@@ -244,6 +273,9 @@ class Pool(NamedTuple):
 
     def take(self, at: np.ndarray) -> Pool:
         return Pool(self.graphs[at], *(column[at] for column in self[1:]))
+
+    def apply_edits(self) -> Pool:
+        return self._replace(graphs=self.graphs.results) if isinstance(self.graphs, Edits) else self
 
     def frontier(self, active: np.ndarray, repairs: bool = False) -> np.ndarray:
         """The positions to expand next: for every active input, the best graph that is not expanded.

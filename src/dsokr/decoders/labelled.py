@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from dsokr.decoders.edits import Domain
-from dsokr.decoders.moves import Neighbors, edit_graphs
+from dsokr.decoders.moves import Edits, Neighbors
 from dsokr.decoders.pieces import name_stars
 from dsokr.errors import InputError, check_fields
 from dsokr.graphs import Graph, GraphBatch, starts_of
@@ -72,13 +72,12 @@ class LabelledGraphs:
 
     def neighbors(self, graphs: GraphBatch) -> Neighbors:
         """The graphs one edit away."""
+        return self.list_edits(graphs).find_neighbors()
+
+    def list_edits(self, graphs: GraphBatch) -> Edits:
+        """The edits that lead to them."""
         codes = _encode(graphs.labels, self.labels, "nodes"), _encode(graphs.edge_labels, self.edge_labels, "edges")
-        near = edit_graphs(replace(graphs, labels=codes[0], edge_labels=codes[1]), self._describe())
-        labels, edge_labels = np.array(self.labels), np.array(self.edge_labels)
-        found = replace(
-            near.graphs, labels=labels[near.graphs.labels - 1], edge_labels=edge_labels[near.graphs.edge_labels - 1]
-        )
-        return Neighbors(found, near.origins)
+        return Edits.of(replace(graphs, labels=codes[0], edge_labels=codes[1]), self._description)
 
     def contains(self, graphs: GraphBatch) -> np.ndarray:  # (graphs,)
         """Which of the graphs that the pieces of two graphs of the domain make are in the domain."""
@@ -104,16 +103,16 @@ class LabelledGraphs:
         batch = GraphBatch.of(graphs)
         return np.unique(name_stars(batch)[batch.offsets[:-1]]) if graphs else np.empty(0, np.uint64)
 
-    def _describe(self) -> Domain:
+    @cached_property
+    def _description(self) -> Domain:
         most = self.max_nodes if self.max_degree is None else self.max_degree
         costs = (np.arange(len(self.edge_labels) + 1) > 0).astype(np.int64)
         limits = np.broadcast_to(most, len(self.labels)).astype(np.int64)
         nodes = np.arange(1, len(self.labels) + 1)
         stars = self._name_stars(range(1, len(nodes) + 1), range(1, len(costs)))
         dense = not self.stars
-        return Domain(
-            nodes, limits, costs, self.max_nodes, self.connected, self.planar, self.proper, dense, stars=stars
-        )
+        options = self.max_nodes, self.connected, self.planar, self.proper, dense, False
+        return Domain(nodes, limits, costs, *options, stars, np.array(self.labels), np.array(self.edge_labels))
 
 
 def _order(labels: np.ndarray) -> tuple[int, ...]:

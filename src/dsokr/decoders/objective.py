@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled
 from dsokr.decoders.base import bound_scores, combine_anchors, tolerate
+from dsokr.decoders.colours import count_colours, name_coordinate, recount_colours
+from dsokr.decoders.moves import Edits
 from dsokr.decoders.restricted import Restricted
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import FeatureKernel
 from dsokr.kernels.features import Postings
 from dsokr.kernels.graphs import refinements
-from dsokr.kernels.hashing import find, mix, pair
 from dsokr.kernels.sparse import Features
 from dsokr.rules import Rule, score_pairs
 
@@ -44,16 +46,36 @@ class Term:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # (graphs, q), (graphs,), (graphs,) uint64
         """table · φ of every graph, ‖φ‖² and a name for φ; ``table`` (inputs, coordinates, q)."""
         kernel, postings = self.kernel, self.postings
-        if not isinstance(kernel, kernels.WeisfeilerLehman) or not isinstance(kernel.base, kernels.VertexHistogram):
+        if not _counts_colours(kernel):
             return self.sum_rows(table, owners, kernel.features(graphs))
         colours = np.stack(list(refinements(graphs, kernel.iterations, kernel.edge_labels)))
-        return _count_colours(graphs.offsets, colours, postings.ids, postings.slots, owners, table)
+        return count_colours(graphs.offsets, colours, postings.ids, postings.slots, owners, table)
+
+    def sum_edits(
+        self, table: np.ndarray, owners: np.ndarray, edits: Edits
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # (edits, q), (edits,), (edits,) uint64
+        """The same for what edits make of graphs, if φ counts colours; ``owners`` are those of the graphs."""
+        kernel, postings = self.kernel, self.postings
+        assert _counts_colours(kernel)
+        graphs = edits.decode(edits.graphs)
+        colours = np.stack(list(refinements(graphs, kernel.iterations, kernel.edge_labels)))
+        counted = count_colours(graphs.offsets, colours, postings.ids, postings.slots, owners, table)
+        out = [part[edits.origins] for part in counted]
+        own = edits.graphs.as_arrays(), graphs.edge_labels, colours, kernel.edge_labels
+        index = postings.ids, postings.slots, owners, table
+        recount_colours(*own, edits.rows, edits.origins, edits.domain, *index, *out)
+        return out[0], out[1], out[2]
 
     def sum_rows(
         self, table: np.ndarray, owners: np.ndarray, rows: Features
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The same for rows of features."""
         return _add_features(rows.indptr, rows.ids, rows.values, self.postings.columns(rows), owners, table)
+
+
+def _counts_colours(kernel: FeatureKernel) -> TypeGuard[kernels.WeisfeilerLehman]:
+    """Whether φ counts the WL colours of nodes."""
+    return isinstance(kernel, kernels.WeisfeilerLehman) and isinstance(kernel.base, kernels.VertexHistogram)
 
 
 def split_terms(kernel: FeatureKernel, anchors: GraphBatch, factor: float = 1.0) -> Iterator[Term]:
@@ -115,10 +137,23 @@ class Objective:
 
         Estimated, except by the paper's rule; −∞ where φ has no direction.
         """
-        psi, diag, names = np.zeros((len(graphs), 1)), np.zeros(len(graphs)), []
-        for term, table in zip(self.terms, self.tables, strict=True):
-            sums, squares, name = term.sum_graphs(table, self.rows_of(owners), graphs)
-            lengths = np.sqrt(squares) if term.normalised else np.ones(len(graphs))
+        pairs = zip(self.terms, self.tables, strict=True)
+        return self._combine(owners, [term.sum_graphs(table, self.rows_of(owners), graphs) for term, table in pairs])
+
+    def score_edits(self, owners: np.ndarray, edits: Edits) -> tuple[np.ndarray, np.ndarray]:  # (edits,), (edits, t)
+        """Score what edits make of graph i for input ``owners[i]``, and name it."""
+        if not all(_counts_colours(term.kernel) for term in self.terms):
+            return self.score(owners[edits.origins], edits.results)
+        pairs, rows = zip(self.terms, self.tables, strict=True), self.rows_of(owners)
+        return self._combine(owners[edits.origins], [term.sum_edits(table, rows, edits) for term, table in pairs])
+
+    def _combine(
+        self, owners: np.ndarray, parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The scores and names, from what every term sums."""
+        psi, diag, names = np.zeros((len(owners), 1)), np.zeros(len(owners)), []
+        for term, (sums, squares, name) in zip(self.terms, parts, strict=True):
+            lengths = np.sqrt(squares) if term.normalised else np.ones(len(owners))
             with np.errstate(divide="ignore", invalid="ignore"):
                 psi, diag = psi + sums / lengths[:, None], diag + term.factor * squares / lengths**2
             names.append(name)
@@ -146,12 +181,6 @@ def _rate(rule: Rule, targets: np.ndarray, psi: np.ndarray, diag: np.ndarray) ->
 
 
 @compiled
-def _name(identity, value):  # type: ignore[no-untyped-def]  # compiled for uint64 and float64
-    """What a coordinate adds to the name of a vector."""
-    return mix(identity) * np.uint64(np.int64(np.floor(value * 1048576.0 + 0.5)))
-
-
-@compiled
 def _add_features(indptr, ids, values, columns, owners, table):  # type: ignore[no-untyped-def] # compiled
     """Σ_c table_c φ_c, Σ_c φ_c² and the name of every row of features."""
     sums, squares = np.zeros((len(owners), table.shape[2])), np.zeros(len(owners))
@@ -162,29 +191,5 @@ def _add_features(indptr, ids, values, columns, owners, table):  # type: ignore[
                 for d in range(table.shape[2]):
                     sums[i, d] += values[k] * table[owners[i], columns[k], d]
             squares[i] += values[k] * values[k]
-            names[i] += _name(ids[k], values[k])
-    return sums, squares, names
-
-
-@compiled
-def _count_colours(offsets, colours, ids, slots, owners, table):  # type: ignore[no-untyped-def] # compiled
-    """The same where φ counts the colours of nodes, (iterations + 1, nodes): node by node, without forming φ.
-
-    Σ_c φ_c² is the number of pairs of nodes of one colour.
-    """
-    sums, squares = np.zeros((len(owners), table.shape[2])), np.zeros(len(owners))
-    names = np.zeros(len(owners), np.uint64)
-    for i in range(len(owners)):
-        for t in range(len(colours)):
-            own, pairs = colours[t, offsets[i] : offsets[i + 1]], 0
-            for v in range(len(own)):
-                identity = pair(t, own[v])
-                at = find(slots, ids, identity)
-                if at >= 0:
-                    for d in range(table.shape[2]):
-                        sums[i, d] += table[owners[i], at, d]
-                names[i] += _name(identity, 1.0)
-                for u in range(v):
-                    pairs += own[u] == own[v]
-            squares[i] += len(own) + 2 * pairs
+            names[i] += name_coordinate(ids[k], values[k])
     return sums, squares, names

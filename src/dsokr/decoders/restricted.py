@@ -15,7 +15,7 @@ from scipy.linalg import block_diag
 from scipy.spatial import KDTree
 
 from dsokr.compute import compiled
-from dsokr.decoders.moves import Molecules, Neighbors, is_connected
+from dsokr.decoders.moves import Molecules, Neighbors, is_connected, read_matrix
 from dsokr.errors import InputError
 from dsokr.graphs import Graph, GraphBatch, from_adjacency, to_adjacency
 
@@ -177,11 +177,10 @@ class Restricted:
         far = np.zeros(len(graphs))
         if self.compositions is not None:
             far += self._tree.query(self.compose(graphs) * self._scale, p=1)[0]
-        arrays = (graphs.offsets, graphs.labels, graphs.indptr, graphs.neighbors, graphs.edge_labels)
         for forms in self.patterns:
             there = np.zeros(len(graphs), bool)
             for pattern in forms:
-                there |= _find(*arrays, pattern)
+                there |= _find(graphs.as_arrays(), pattern)
             far += PATTERN * ~there
         return far
 
@@ -194,7 +193,8 @@ class Restricted:
         matrices, valences = list(map(_as_matrix, self.substructures)), dict(self.domain.valences)
         matrices += [self._chain(matrices)] if len(matrices) > 1 else []
         small = (matrix for matrix in matrices if len(matrix) <= self.domain.max_atoms)
-        good = (matrix for matrix in small if is_connected(matrix) and {*np.diag(matrix).tolist()} <= {*valences})
+        whole = (matrix for matrix in small if is_connected(matrix, np.argwhere(matrix)))
+        good = (matrix for matrix in whole if {*np.diag(matrix).tolist()} <= {*valences})
         return [from_adjacency(np.diag(matrix), matrix - np.diag(np.diag(matrix))) for matrix in good]
 
     def _chain(self, matrices: Sequence[np.ndarray]) -> np.ndarray:
@@ -258,17 +258,11 @@ def _as_matrix(graph: Graph) -> np.ndarray:
 
 
 @compiled
-def _find(offsets, labels, indptr, neighbors, edge_labels, pattern):  # type: ignore[no-untyped-def] # compiled
+def _find(graphs, pattern):  # type: ignore[no-untyped-def] # compiled
     """Whether each graph of a batch contains a pattern: its atoms, and at least its bonds between them."""
-    found = np.zeros(len(offsets) - 1, np.bool_)
+    found = np.zeros(len(graphs[0]) - 1, np.bool_)
     for g in range(len(found)):
-        first, n = offsets[g], offsets[g + 1] - offsets[g]
-        matrix = np.zeros((n, n), np.int64)
-        for i in range(n):
-            matrix[i, i] = labels[first + i]
-            for k in range(indptr[first + i], indptr[first + i + 1]):
-                matrix[i, neighbors[k] - first] = edge_labels[k]
-        found[g] = _embeds(matrix, pattern)
+        found[g] = _embeds(read_matrix(graphs, g)[:-1, :-1], pattern)
     return found
 
 

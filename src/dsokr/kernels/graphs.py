@@ -244,16 +244,21 @@ def core_numbers(batch: GraphBatch) -> np.ndarray:  # (nodes,)
 
 
 @inlined
-def refine(node, first, labels, indptr, neighbors, edge_labels, use_edges):  # type: ignore[no-untyped-def]  # compiled
-    """Return the next WL label of a node, a 64-bit name: its label with the multiset of its neighbours' labels.
+def link(edge_label, label, use_edges):  # type: ignore[no-untyped-def]  # compiled
+    """What a neighbour adds to the sum that names the multiset of neighbours."""
+    return pair(edge_label, label) if use_edges else mix(label)
+
+
+@inlined
+def surround(node, first, labels, indptr, neighbors, edge_labels, use_edges):  # type: ignore[no-untyped-def]  # compiled
+    """The sum that names the multiset of a node's neighbours; its next WL label is ``pair(its label, sum)``.
 
     The label of node i is ``labels[i - first]``, so that the labels may be those of one graph of a batch.
     """
     around = np.uint64(0)
     for k in range(indptr[node], indptr[node + 1]):
-        label = labels[neighbors[k] - first]
-        around += pair(edge_labels[k], label) if use_edges else mix(label)
-    return np.int64(pair(labels[node - first], around))
+        around += link(edge_labels[k], labels[neighbors[k] - first], use_edges)
+    return around
 
 
 @compiled
@@ -262,7 +267,7 @@ def _refine_all(
 ) -> np.ndarray:
     out = np.empty(len(labels), np.int64)
     for i in range(len(labels)):
-        out[i] = refine(i, 0, labels, indptr, neighbors, edge_labels, use_edges)
+        out[i] = np.int64(pair(labels[i], surround(i, 0, labels, indptr, neighbors, edge_labels, use_edges)))
     return out
 
 
