@@ -47,6 +47,7 @@ from studies.data.label_ranking import SOURCES as RANKINGS
 from studies.data.multilabel import SOURCES as LABEL_SETS
 from studies.results import Row, format_cell, format_spread, group_rows, mean_and_sd, read_rows, write_table
 from studies.scale_tables import describe_scale
+from studies.smi2mol_models import WIDE
 from studies.study import Study
 
 ROOT = Path(__file__).parents[1]
@@ -117,7 +118,7 @@ def missed_error(task: Row, m: int) -> float:
     return share * signal * d / width
 
 
-MUON = smi2mol.METHODS["dsokr", "ours, Muon", "GraphSearch"]
+MUON = smi2mol.METHODS["dsokr", "ours, Muon", WIDE]
 
 
 def describe_smi2mol(folder: Path) -> Fields:
@@ -125,7 +126,7 @@ def describe_smi2mol(folder: Path) -> Fields:
     by = {row["name"]: row for row in rows}
     models, kernels = read_rows(folder / "models.jsonl"), read_rows(folder / "kernels.jsonl")
     ours = [row for row in models if row["model"] == "ours" and row["decoder"] == "GraphSearch"]
-    explained = [row for row in models if row["model"] == "ours, Muon" and "missed_by_search" in row["metrics"]]
+    explained = [row for row in models if row["model"] == "ours, Muon" and row["decoder"] == WIDE]
     columns = {
         "kernel": "{kernel}",
         "GED without edge labels": "{metrics[ged]:.3f}",
@@ -138,6 +139,7 @@ def describe_smi2mol(folder: Path) -> Fields:
         "searched": by["DSOKR, sum of kernels, GraphSearch"],
         "listed": by["DSOKR, sum of kernels, best rule"],
         "best": by[MUON],
+        "narrow": by[smi2mol.METHODS["dsokr", "ours, Muon", "GraphSearch"]],
         "splits": len(ours),
         "explained": len(explained),
         **{name: mean(row["metrics"][name] for row in explained) for name in smi2mol.MISSES},
@@ -151,7 +153,8 @@ def draw_predictions(folder: Path, image: Path, count: int = 8) -> None:
     """Test molecules of the last split, small to large: every method's prediction and its distance, and the truth."""
     rows = {smi2mol.identify_method(row): row["metrics"] for row in read_rows(folder / "predictions.jsonl")}
     truth = rows["truth", None, None]
-    names = {method: name for method, name in smi2mol.METHODS.items() if method in rows and "few" not in name}
+    names = {method: name for method, name in smi2mol.METHODS.items() if method in rows}
+    names = {method: name for method, name in names.items() if "few" not in name and "beam of 8" not in name}
     molecules, legends = [], []
     last = len(truth["graphs"]) - 1
     for i in sorted({round(k * last / (count - 1)) for k in range(count)}):
@@ -160,7 +163,7 @@ def draw_predictions(folder: Path, image: Path, count: int = 8) -> None:
             predicted = read_graph(rows[method]["graphs"][i])
             molecules.append(predicted)
             short = name.replace("DSOKR, ", "").replace("Sketched ", "").replace("sum of kernels", "sum")
-            short = short.replace("GraphSearch, wide last layer, ", "")
+            short = short.replace("wide last layer, Muon, GraphSearch, beam of 32", "Muon")
             legends.append(f"{short}: {edit_distance(predicted, [true]).item():g}")
         molecules.append(true)
         legends.append(f"true: {truth['smiles'][i]}")
@@ -179,7 +182,11 @@ def describe_fingerprint2graph(folder: Path) -> Fields:
     whole = {row["name"]: row for row in rows if row.get("n_train") == most}
     ours = [row for row in models if row["n_train"] == most and row["task"] == "bond orders"]
     own = {row["task"]: row["metrics"]["own"] for row in read_rows(folder / "ceiling.jsonl")}
+    stacked = next(row["n_train"] for row in read_rows(folder / "models.jsonl") if row["model"] == "stack")
+    few = {row["name"]: row["exact"][0] for row in rows if row.get("n_train") == stacked}
     return {
+        **{name: few[f"{name}, bond orders"] for name in ("network", "ridge", "forest", "stack")},
+        "few": stacked,
         "table": table,
         "hardware": name_hardware(ours[0]),
         "n_train": most,
@@ -315,16 +322,14 @@ def tabulate_chebi20_further(rows: list[Row], folder: Path) -> Fields:
         "reduced_hardware": name_hardware(read_rows(reduced(folder) / "models.jsonl")[0]),
         "ties": write_table(ties, [row for row in rows if "optimistic_hits@1" in row]),
         "ceilings": write_table(ceilings, read_rows(folder / "ceilings.jsonl")),
-        "pools": describe_pools(rows),
-        "generation": describe_generation(folder),
+        "pools": describe_pools([*rows, *words]),
+        **describe_generation(folder),
     }
 
 
 def describe_pools(rows: list[Row]) -> str:
     """Hits@1 in both pools by three conventions for ties, of the models that were measured in both."""
     both = [row for row in rows if f"{TEST_POOL}hits@1" in row]
-    if not both:
-        return "The rows so far have one pool only; new rows will have both."
     names = {"all, ": "", "test, ": TEST_POOL}
     columns = {"method": "{name}", "encoder": "{encoder}", "models": "{models}"}
     for (pool, prefix), ties in product(names.items(), ("pessimistic_", "", "optimistic_")):
@@ -332,20 +337,19 @@ def describe_pools(rows: list[Row]) -> str:
     return write_table(columns, both)
 
 
-def describe_generation(folder: Path) -> str:
-    """The table of generated molecules, and whose the misses are."""
-    rows = [row for place in (folder, reduced(folder)) for row in read_rows(place / "generation.jsonl")]
-    table = write_table(chebi20_generation.COLUMNS, chebi20_generation.tabulate_generation(rows))
-    if not rows:
-        return f"{table}\n\nOurs were not computed yet: `python -m studies chebi20` adds their rows."
-    missed = {row["method"]: row["metrics"]["missed"] for row in rows}
-    searched, perfect = missed[chebi20_generation.SEARCH], missed[chebi20_generation.PERFECT]
-    text = (
-        f'On {name_hardware(rows[-1])}. "Truth scores higher" is the share of texts for which the search stopped '
-        f"short: {searched:.1%} from predicted coordinates, and {perfect:.1%} from the true ones. All other misses "
-        "from predicted coordinates are the network's: the graph that was found fits them better than the truth does."
-    )
-    return f"{table}\n\n{text}"
+def describe_generation(folder: Path) -> Fields:
+    """The table of generated molecules, and the metrics of every method."""
+    rows = read_rows(folder / "generation.jsonl")
+    words = [row for row in read_rows(reduced(folder) / "generation.jsonl") if "encoder" in row]
+    by = {row["method"]: row["metrics"] for row in rows if row.get("loss", "Ranked").startswith("Ranked")}
+    names = {"listed": "TRAINING_MOLECULE", "free": "SEARCH", "familiar": "FAMILIAR", "perfect": "PERFECT"}
+    return {
+        "generation": write_table(chebi20_generation.COLUMNS, chebi20_generation.tabulate_generation([*rows, *words])),
+        "generated_on": name_hardware(rows[0]),
+        "worded_on": name_hardware(words[0]),
+        "worded": {row["method"]: row["metrics"] for row in words}[chebi20_generation.FAMILIAR],
+        **{short: by[getattr(chebi20_generation, name)] for short, name in names.items()},
+    }
 
 
 def list_learning_curve(folder: Path) -> list[Row]:

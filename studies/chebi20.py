@@ -54,12 +54,16 @@ class Chebi20Config:
     learner: str = "ours, two tanimotos"  # the method of the learning curve
     patient: tuple[str, ...] = ("CMAM, MLP", "DSOKR, SubSample", "ours, two tanimotos")  # also trained for longer, once
     long_epochs: int | None = 50  # as many as in the paper
-    generation: Generation | None = None  # molecules that are not from a list
+    generations: tuple[Generation, ...] = ()  # molecules that are not from a list
     n_train: int | None = None  # None: all
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
 
-FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JOINT_ENSEMBLES, generation=Generation())
+GENERATIONS = (Generation(), Generation(loss=models.SQUARED, rule="projected"))
+FULL = Chebi20Config(
+    ensembles=models.select_ensembles(models.SMALL, *models.UNCOUNTED_ENSEMBLES) | models.JOINT_ENSEMBLES,
+    generations=GENERATIONS,
+)
 WORDED = Chebi20Config(  # which is behind the encoder alone
     encoder=models.LARGER + models.AND_WORDS,
     methods=(models.OURS[1],),
@@ -71,15 +75,17 @@ WORDED = Chebi20Config(  # which is behind the encoder alone
 SMALL_WORDED = replace(WORDED, encoder=models.SMALL + models.AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={})
 LARGE = Chebi20Config(
     encoder=models.LARGER,
-    methods=(models.BASELINES[1], models.PAPERS[0], models.OURS[1], *models.CLOSED_FORM),
+    methods=(models.BASELINES[1], models.PAPERS[0], models.OURS[1], *models.COUNTED, *models.CLOSED_FORM),
     ensembles=models.select_ensembles(
-        models.LARGER, "CMAM ensemble, MLP", "DSOKR ensemble, SubSample", models.OUR_ENSEMBLE
+        models.LARGER,
+        *("CMAM ensemble, MLP", "DSOKR ensemble, SubSample", models.OUR_ENSEMBLE),
+        *models.COUNTED_ENSEMBLES,
     )
     | models.JOINT_ENSEMBLES,
     rates=(0.2, 0.4),
     shares=(),
     patient=("ours, two tanimotos",),
-    generation=Generation(),
+    generations=GENERATIONS,
 )
 REDUCED = Chebi20Config(  # for two cores, without an encoder
     encoder=models.WORDS,
@@ -90,6 +96,12 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
             "ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(500), models.RANKED
         ),
         models.dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(500), models.RANKED),
+        models.dsokr(
+            "ours, two tanimotos + counts",
+            "tanimoto + tanimoto without chirality + counts",
+            sketches.SubSample(500),
+            models.RANKED,
+        ),
     ),
     ensembles={models.ALL_KERNELS: {models.WORDS: ("ours, two tanimotos", "ours, tanimoto + WL")}},
     seeds=(0,),
@@ -99,7 +111,7 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     training=replace(TRAINING, epochs=10, precision="32-true"),
     sizes=(10, 100),
     rich_sizes=(100, 500),
-    generation=Generation(sketch=sketches.SubSample(500), n_test=300),
+    generations=(Generation(sketch=sketches.SubSample(500)),),
 )
 QUICK = Chebi20Config(
     encoder=models.WORDS,
@@ -121,7 +133,9 @@ QUICK = Chebi20Config(
     shares=(1 / 2,),
     learner="ours, cosine + tanimoto",
     long_epochs=2,
-    generation=Generation(sketch=sketches.SubSample(40), n_test=10, search=GraphSearch(beam=8, budget=2_000, pieces=8)),
+    generations=(
+        Generation(sketch=sketches.SubSample(40), n_test=10, search=GraphSearch(beam=8, budget=2_000, pieces=8)),
+    ),
     generated=True,
 )
 
@@ -145,8 +159,8 @@ def run(config: Chebi20Config, session: Session) -> None:
     for name, members in config.ensembles.items():
         if config.encoder == [*members][-1]:  # else other encoders are still to come
             run_ensemble(config, name, task, session)
-    if config.generation is not None:
-        run_generation(config.generation, task, config.training, rates[config.learner], config.seeds[0], session)
+    for generation in config.generations:
+        run_generation(generation, task, config.training, rates[config.learner], config.seeds[0], session)
 
 
 def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
@@ -163,7 +177,7 @@ def make_key(task: models.TextTask) -> Row:
 
 def count_shared_representations(task: models.TextTask, session: Session) -> None:
     """How many candidates share a representation, and the best Hits@1 that any method could have with it."""
-    *vectors, graphs = task.outputs.views
+    *vectors, graphs, _ = task.outputs.views
     representations: dict[str, Callable[[], Iterator[Any]]] = {
         "Mol2vec": partial(keys, vectors[models.MOL2VEC]),
         "Morgan with chirality": partial(keys, vectors[models.MORGAN]),

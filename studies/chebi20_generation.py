@@ -8,16 +8,20 @@ kept in a file; RDKit turns them into SMILES in a second step, and the first tha
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from joblib import Parallel, delayed
+from torch import Generator, Tensor
 
 from dsokr import sketches
-from dsokr.decoders import Candidates, Decoder, GraphSearch, LabelledGraphs
+from dsokr.basis import SketchedBasis, sketch_basis
+from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, GraphSearch, LabelledGraphs
 from dsokr.errors import import_extra
 from dsokr.estimator import DSOKR
 from dsokr.files import replace_file
@@ -25,9 +29,9 @@ from dsokr.graphs import Graph, GraphBatch
 from dsokr.kernels import FeatureKernel
 from dsokr.losses import Loss
 from dsokr.regressors import Neural, Training
-from dsokr.rules import RULES, Rule
+from dsokr.rules import Rule
 from studies import chebi20_models as models
-from studies.results import Row, name_hardware, read_commit, today
+from studies.results import Columns, Row, name_hardware, pick_fields, read_commit, today
 from studies.study import Session, Stopwatch
 
 PUBLISHED: tuple[Row, ...] = tuple(  # as their papers report
@@ -38,9 +42,10 @@ PUBLISHED: tuple[Row, ...] = tuple(  # as their papers report
         ("BioT5", 0.413, 0.73, 1.0),
     )
 )
-COLUMNS = {
+COLUMNS: Columns = {
     "answer": "{name}",
     "encoder": "{encoder}",
+    "loss": lambda row: row["loss"].partition("(")[0],
     "texts": "{n_test:,}",
     "valid": "{validity:.1%}",
     "exact": "{exact:.1%}",
@@ -52,7 +57,9 @@ COLUMNS = {
 }
 KERNEL, SKETCH = models.WL.normalized(), sketches.SubSample(2000)
 DEEP = GraphSearch(beam=32, budget=40_000, pieces=32)
-TRAINING_MOLECULE, SEARCH, PERFECT = "best training molecule", "search", "search from true coordinates"
+TRAINING_MOLECULE, SEARCH, FAMILIAR = "best training molecule", "search", "search, familiar neighbourhoods"
+PERFECT = "search from true coordinates"
+TASKS = 8  # into which the texts are divided, for all processors
 
 
 @dataclass(frozen=True)
@@ -62,28 +69,58 @@ class Generation:
     kernel: FeatureKernel = KERNEL
     sketch: sketches.SketchSpec = SKETCH
     loss: Loss = models.RANKED
+    rule: Rule = "cosine"  # which the loss is about
     search: GraphSearch = DEEP
-    n_test: int | None = None  # a random part of the test texts; None: all
+    familiar: int = 3  # radius
+    patience: float = 2.0  # seconds a text, for the search of familiar neighbourhoods
+    n_test: int = 300  # a random part of the test texts
     k: int = 5  # graphs that are kept for each text
+
+    def list_searches(self, task: models.TextTask, rule: Rule) -> dict[str, GraphSearch]:
+        """Over all graphs whose atoms have bonds as in training molecules, and over those with known neighbourhoods."""
+        domain = LabelledGraphs.like(task.data.molecules.graphs[np.unique(task.data.train.rows)])
+        search = replace(self.search, moves=domain, rule=rule)
+        return {SEARCH: search, FAMILIAR: replace(search, familiar=self.familiar, seconds=self.patience)}
 
 
 def run_generation(
     generation: Generation, task: models.TextTask, training: Training, rate: float, seed: int, session: Session
 ) -> None:
-    """Train, search, keep the graphs, and measure them."""
-    key: Row = {"experiment": "chebi20", "encoder": task.encoder, "training_texts": task.data.training_texts}
+    """Train, search, keep the graphs, and measure them; also search from true coordinates, without a network."""
+    chosen, texts = choose_texts(task, generation.n_test), f"{len(task.data.train.texts)} texts"
+    key: Row = {"experiment": "chebi20", "training_texts": task.data.training_texts}
     key |= {"n_train": len(task.data.train.texts), "kernel": str(generation.kernel), "sketch": str(generation.sketch)}
-    key |= {"loss": models.describe(generation.loss), "rate": rate, "epochs": training.epochs, "seed": seed}
-    chosen = choose_texts(generation, task)
-    key |= {"n_test": len(chosen)}
-    search = generation.search
-    options = {"starts": search.starts, "beam": search.beam, "budget": search.budget, "pieces": search.pieces}
-    keys = [key | {"method": TRAINING_MOLECULE}] + [key | {"method": m} | options for m in (SEARCH, PERFECT)]
-    file = session.folder / "kept" / f"generated, {task.encoder}, {key['n_train']} texts, {training.epochs} epochs.json"
+    key |= {"seed": seed, "n_test": len(chosen)} | pick_fields(generation.search, "starts", "beam", "budget", "pieces")
+    loss = models.describe(generation.loss)
+    own = key | {"encoder": task.encoder, "loss": loss, "rule": generation.rule, "rate": rate}
+    own |= {"epochs": training.epochs} | pick_fields(generation, "familiar", "patience")
+    measure_kept(
+        [own | {"method": method} for method in (TRAINING_MOLECULE, SEARCH, FAMILIAR)],
+        lambda: generate(generation, task, training, rate, seed, chosen),
+        chosen,
+        f"generated, {task.encoder}, {texts}, {training.epochs} epochs, {type(generation.loss).__name__}",
+        task,
+        session,
+    )
+    measure_kept(
+        [key | {"method": PERFECT, "rule": "projected"}],
+        lambda: generate_perfectly(generation, task, seed, chosen),
+        chosen,
+        f"generated from true coordinates, {texts}",
+        task,
+        session,
+    )
 
-    def measure() -> Any:
+
+def measure_kept(
+    keys: list[Row], make: Callable[[], Row], chosen: np.ndarray, name: str, task: models.TextTask, session: Session
+) -> None:
+    """Record the measures of graphs, which are made once and kept in a file: measuring them needs RDKit."""
+    file = session.folder / "kept" / f"{name}.json"
+
+    def measure() -> Iterator[Row]:
         if not file.exists():
-            found = generate(generation, task, training, rate, seed, chosen)
+            found = make()
             with replace_file(file) as draft:
                 Path(draft).write_text(json.dumps(found), encoding="utf-8")
         kept = json.loads(file.read_text(encoding="utf-8"))
@@ -91,17 +128,16 @@ def run_generation(
         for own in keys:
             part = kept[own["method"]]
             graphs = part["graphs"]
-            if own["method"] == SEARCH:  # if none is a molecule, the answer is a training molecule
+            if own["method"] in (SEARCH, FAMILIAR):  # if none is a molecule, the answer is a training molecule
                 graphs = [a + b for a, b in zip(graphs, kept[TRAINING_MOLECULE]["graphs"], strict=True)]
             metrics = measure_molecules(graphs, truth) | {"missed": part["missed"], "proved": part["proved"]}
-            yield {"chosen": {"rule": kept["rule"]}, "metrics": metrics, "seconds": part["seconds"]} | kept["made"]
+            yield {"metrics": metrics, "seconds": part["seconds"]} | kept["made"]
 
     session.results("generation").record_all(keys, measure)
 
 
-def choose_texts(generation: Generation, task: models.TextTask) -> np.ndarray:
-    count = len(task.data.test.texts)
-    return np.sort(np.random.default_rng(0).permutation(count)[: generation.n_test])
+def choose_texts(task: models.TextTask, count: int) -> np.ndarray:
+    return np.sort(np.random.default_rng(0).permutation(len(task.data.test.texts))[:count])
 
 
 def generate(
@@ -114,45 +150,75 @@ def generate(
     model = DSOKR(generation.kernel, generation.sketch, regressor, **options)
     with clock("training"):
         model.fit(data.train.texts, graphs[data.train.rows], validation=(data.val.texts, graphs[data.val.rows]))
-    rule = choose_rule(model, data.val.texts, graphs[data.val.rows])
-    truth = graphs[data.test.rows[chosen]]
     z = model.coefficients([data.test.texts[i] for i in chosen])
-    domain = LabelledGraphs.like(graphs[np.unique(data.train.rows)])
-    search = replace(generation.search, moves=domain, rule=rule)
-    methods: dict[str, tuple[Decoder, Tensor]] = {
-        TRAINING_MOLECULE: (Candidates(rule), z),
-        SEARCH: (search, z),
-        PERFECT: (search, model.basis_.embed(truth)),
-    }
-    found: Row = {"rule": rule, "made": {"hardware": name_hardware(), "commit": read_commit(), "date": today()}}
-    for name, (decoder, rows) in methods.items():
-        with clock("decoding"):
-            best = decoder.best(model.basis_, rows, model.known_, generation.k)
-        scores = torch.stack([one.scores[0] for one in best])
-        true = torch.cat([model.basis_.score(rows[i : i + 1], truth[i : i + 1], rule)[0] for i in range(len(best))])
-        found[name] = {
-            "graphs": [[[g.labels, g.edges] for g in as_list(one.outputs)] for one in best],
-            "missed": (true > scores + 1e-9).double().mean().item(),
-            "proved": decoder.prove(model.basis_, rows, scores).double().mean().item(),
-            "seconds": dict(clock.seconds),
-        }
+    return search_by_all(generation, task, model.known_, z, chosen, clock)
+
+
+def search_by_all(
+    generation: Generation,
+    task: models.TextTask,
+    known: EmbeddedOutputs,
+    z: Tensor,
+    chosen: np.ndarray,
+    clock: Stopwatch,
+) -> Row:
+    """The best training molecules and what the searches find, for the coordinates of the chosen texts."""
+    decoders: dict[str, Decoder] = {TRAINING_MOLECULE: Candidates(generation.rule)}
+    decoders |= generation.list_searches(task, generation.rule)
+    truth, found = task.data.molecules.graphs[task.data.test.rows[chosen]], start_record()
+    for name, decoder in decoders.items():
+        found[name] = search_all(decoder, known, z, truth, generation.k, clock)
     return found
 
 
-def as_list(graphs: Any) -> list[Graph]:
-    return list(GraphBatch.of(graphs))
+def generate_perfectly(generation: Generation, task: models.TextTask, seed: int, chosen: np.ndarray) -> Row:
+    """The same by the search from the true coordinates: what the kernel and the search alone miss."""
+    train, test = (task.data.molecules.graphs[rows] for rows in (task.data.train.rows, task.data.test.rows[chosen]))
+    basis = sketch_basis(generation.kernel, train, generation.sketch, generator=Generator().manual_seed(seed))
+    search = generation.list_searches(task, "projected")[SEARCH]
+    found = search_all(search, EmbeddedOutputs(basis, train), basis.embed(test), test, generation.k, Stopwatch())
+    return start_record() | {PERFECT: found}
 
 
-def choose_rule(model: DSOKR, texts: list[str], truth: GraphBatch) -> Rule:
-    """The rule whose best training molecules are most similar to the true ones, by the kernel, on validation."""
-    z = model.coefficients(texts)
+def start_record() -> Row:
+    return {"made": {"hardware": name_hardware(), "commit": read_commit(), "date": today()}}
 
-    def rate(rule: Rule) -> float:
-        found = GraphBatch.of(Candidates(rule).decode(model.basis_, z, model.known_).outputs)
-        pairs = (model.kernel(found[i : i + 1], truth[i : i + 1]) for i in range(len(truth)))
-        return torch.cat(list(pairs)).mean().item()
 
-    return max(RULES, key=rate)
+def search_all(decoder: Decoder, known: EmbeddedOutputs, z: Tensor, truth: GraphBatch, k: int, clock: Stopwatch) -> Row:
+    """The k best graphs for every row of z, in processes: much of a search is not compiled code."""
+    psi, diag = (part.cpu().numpy() for part in known.coordinates())  # arrays that the processes share
+    basis, z = known.basis.to("cpu"), z.cpu()
+    fixed = basis.kernel, basis.anchors, basis.projection.numpy(), known.outputs, psi, diag, known.form
+    with clock("decoding"):
+        found = Parallel(n_jobs=-1)(
+            delayed(search_some)(decoder, fixed, z[rows].numpy(), truth[rows.numpy()], k)
+            for rows in torch.arange(len(z)).split(-(-len(z) // TASKS))
+        )
+    columns: Row = {name: [item for part in found for item in part[name]] for name in found[0]}
+    shares = {name: sum(columns[name]) / len(z) for name in ("missed", "proved")}
+    return {"graphs": columns["graphs"], "seconds": dict(clock.seconds)} | shares
+
+
+def search_some(
+    decoder: Decoder, fixed: tuple[Any, ...], rows: np.ndarray, truth: GraphBatch, k: int
+) -> dict[str, list[Any]]:
+    """The graphs for some rows as plain lists, whether the truth scores higher, and whether none can."""
+    torch.set_num_threads(1)
+    kernel, anchors, projection, outputs, psi, diag, form = fixed
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing writes to it
+        projection, psi, diag, z = map(torch.from_numpy, (projection, psi, diag, rows))
+    basis = SketchedBasis(kernel, anchors, None, projection)
+    best = decoder.best(basis, z, EmbeddedOutputs(basis, outputs, True, (psi, diag), form), k)
+    scores, true = (
+        torch.stack([one.scores[0] for one in best]),
+        basis.score(z, truth, decoder.scoring_rule()).diagonal(),
+    )
+    return {
+        "graphs": [[[g.labels, g.edges] for g in GraphBatch.of(one.outputs)] for one in best],
+        "missed": (true > scores + 1e-9).tolist(),
+        "proved": decoder.prove(basis, z, scores).tolist(),
+    }
 
 
 def measure_molecules(answers: list[list[Any]], truth: list[str]) -> Row:

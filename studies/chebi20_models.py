@@ -18,7 +18,7 @@ from dsokr.compute import seeded
 from dsokr.decoders import Candidates
 from dsokr.estimator import DSOKR
 from dsokr.files import replace_file
-from dsokr.kernels import Cosine, Gaussian, Kernel, Tanimoto, View, WeisfeilerLehman
+from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Tanimoto, View, Views, WeisfeilerLehman
 from dsokr.losses import Loss, Ranked, Squared
 from dsokr.metrics import ranks, retrieval_of
 from dsokr.outputs import ViewBatch
@@ -36,11 +36,12 @@ AND_WORDS = f" + {WORDS}"  # after an encoder's name: the outputs of both are ad
 QUERIES = 512  # texts whose scores for all molecules are held at once
 TIES = {"middle": "", "optimistic": "optimistic_", "pessimistic": "pessimistic_"}  # prefixes of metrics
 TEST_POOL = "test_pool_"
-MOL2VEC, MORGAN, FLAT, GRAPH = range(4)  # the views of a molecule
+MOL2VEC, MORGAN, FLAT, GRAPH, COMPOSITION = range(5)  # the views of a molecule
 
 SQUARED = Squared()
 COSINE, TANIMOTO = View(MOL2VEC, Cosine()), View(MORGAN, Tanimoto())
 WL = WeisfeilerLehman(3, edge_labels=True)
+COUNTS = View(COMPOSITION, (1 / 14) * Views(*(Laplacian(0.5) for _ in range(14))))
 PAPERS_KERNELS: dict[str, Kernel] = {
     "cosine": COSINE,
     **{f"gaussian {gamma:g}": View(MOL2VEC, Gaussian(gamma)) for gamma in (1e-9, 1e-6, 1e-3, 1.0)},
@@ -50,15 +51,18 @@ KERNELS: dict[str, Kernel] = {
     "tanimoto": TANIMOTO,
     "cosine + tanimoto": COSINE + TANIMOTO,
     "tanimoto + tanimoto without chirality": TANIMOTO + View(FLAT, Tanimoto()),
+    "tanimoto + tanimoto without chirality + counts": TANIMOTO + View(FLAT, Tanimoto()) + COUNTS,
     "WL on graphs": View(GRAPH, WL.normalized()),
     "tanimoto + WL on graphs": TANIMOTO + View(GRAPH, WL.normalized()),
+    "tanimoto + WL on graphs + counts": TANIMOTO + View(GRAPH, WL.normalized()) + COUNTS,
 }
 PAPERS_SKETCHES = {kind.__name__: kind for kind in (sketches.SubSample, sketches.Gaussian, sketches.Sparsified)}
 
 
 def make_views(molecules: Molecules) -> ViewBatch:
-    """Molecules as Mol2vec vectors, as fingerprints with and without chirality, and as graphs."""
-    return ViewBatch(torch.from_numpy(molecules.mol2vec), molecules.morgan, molecules.morgan_flat, molecules.graphs)
+    """Molecules as Mol2vec vectors, as fingerprints with and without chirality, as graphs, and as counts."""
+    vectors, counts = torch.from_numpy(molecules.mol2vec), torch.from_numpy(molecules.composition)
+    return ViewBatch(vectors, molecules.morgan, molecules.morgan_flat, molecules.graphs, counts)
 
 
 def find_encoder(name: str, folder: Path | None) -> str:
@@ -293,6 +297,14 @@ OURS = (
     dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(2000), RANKED),
     dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(2000), RANKED),
 )
+COUNTED = tuple(
+    dsokr(f"ours, {name} + counts", f"{kernel} + counts", sketches.SubSample(2000), RANKED)
+    for name, kernel in (
+        ("two tanimotos", "tanimoto + tanimoto without chirality"),
+        ("tanimoto + WL", "tanimoto + WL on graphs"),
+    )
+)
+WITH_COUNTS = "ours, ensemble, with counts"
 OUR_ENSEMBLE, ALL_KERNELS = "ours, ensemble, two tanimotos", "ours, ensemble, all kernels"
 ENSEMBLES = {
     "CMAM ensemble, MLP": ("CMAM, MLP",),
@@ -305,7 +317,11 @@ ENSEMBLES = {
     OUR_ENSEMBLE: ("ours, two tanimotos",),
     "ours, ensemble, tanimoto + WL": ("ours, tanimoto + WL",),
     ALL_KERNELS: tuple(method.name for method in OURS),
+    **{method.name.replace("ours,", "ours, ensemble,"): (method.name,) for method in COUNTED},
+    WITH_COUNTS: tuple(method.name for method in COUNTED),
 }
+UNCOUNTED_ENSEMBLES = tuple(name for name in ENSEMBLES if "counts" not in name)
+COUNTED_ENSEMBLES = tuple(name for name in ENSEMBLES if "counts" in name)
 SMALL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 JOINT_ENSEMBLES = {  # over encoders, too
     "ours, ensemble, both encoders": {SMALL: ENSEMBLES[OUR_ENSEMBLE], LARGER: ENSEMBLES[OUR_ENSEMBLE]},

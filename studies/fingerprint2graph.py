@@ -150,7 +150,7 @@ QUICK = replace(
     ),
     size=300,
     dim=100,
-    sizes=(100,),
+    sizes=(200,),
     stacked=200,
 )
 

@@ -183,8 +183,8 @@ METHODS = {  # names of rows in the table, in its order
     ("dsokr", "paper's protocol", "Candidates"): "DSOKR, paper's kernel, best rule",
     ("dsokr", "ours", "Candidates"): "DSOKR, sum of kernels, best rule",
     ("dsokr", "ours", "GraphSearch"): "DSOKR, sum of kernels, GraphSearch",
-    ("dsokr", "ours, Muon", "GraphSearch"): "DSOKR, sum of kernels, GraphSearch, wide last layer, Muon",
-    ("dsokr", "ours, Muon", models.WIDE): "DSOKR, sum of kernels, wide last layer, Muon, GraphSearch with a beam of 32",
+    ("dsokr", "ours, Muon", "GraphSearch"): "DSOKR, sum of kernels, wide last layer, Muon, GraphSearch, beam of 8",
+    ("dsokr", "ours, Muon", models.WIDE): "DSOKR, sum of kernels, wide last layer, Muon, GraphSearch, beam of 32",
     ("dsokr", "ours, few molecules", "Candidates"): "DSOKR, sum of kernels, best rule, few molecules",
     ("dsokr", "ours, few molecules", "GraphSearch"): "DSOKR, sum of kernels, GraphSearch, few molecules",
 }

@@ -20,7 +20,7 @@ from dsokr.errors import InputError, MissingExtraError
 try:
     from numba import njit
 except ImportError:
-    njit = None  # type: ignore[assignment] # numba is an extra
+    njit = None  # numba is an extra
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -99,6 +99,22 @@ class Molecules:
         return GraphBatch.from_edges(atoms, self.atom_labels, bonds, np.column_stack([own, self.bond_labels]))
 
     @cached_property
+    def composition(self) -> np.ndarray:  # (n, 14)
+        """Counts: seven kinds of elements, charges, centres R and S, and bonds by kind (double, E, Z, aromatic)."""
+        elements, charges, hands = self.atom_labels >> 11, (self.atom_labels >> 3 & 255) - 128, self.atom_labels & 7
+        kinds, sides = self.bond_labels >> 3, self.bond_labels & 7
+        halogens, named = (9, 17, 35, 53), (6, 7, 8, 15, 16, 9, 17, 35, 53)
+        of_atoms = [elements == element for element in (6, 7, 8, 15, 16)]
+        of_atoms += [np.isin(elements, halogens), ~np.isin(elements, named), charges, hands == 1, hands == 2]
+        of_bonds = [kinds == 2, (kinds == 2) & (sides == 3), (kinds == 2) & (sides == 2), kinds == 12]
+        counts = [
+            np.diff(np.concatenate([[0], np.cumsum(column)])[starts])
+            for columns, starts in ((of_atoms, self.atoms), (of_bonds, self.bond_starts))
+            for column in columns
+        ]
+        return np.stack(counts, axis=1).astype(np.float64)
+
+    @cached_property
     def atom_vectors(self) -> np.ndarray:  # (all atoms, 300)
         """The sum of an atom's Mol2vec vectors."""
         none = np.zeros((1, self.vectors.shape[1]), self.vectors.dtype)

@@ -60,13 +60,14 @@ def generate(n: int, seed: int, max_atoms: int = 9) -> list[Graph]:
             if key not in seen:
                 seen.add(key)
                 new.append(position)
-        molecules += _as_batch(elements[new], bonds[new])
+        wanted = new[: n - len(molecules)]
+        molecules += _as_batch(elements[wanted], bonds[wanted])
         failures = 0 if new else failures + 1
         if failures == PATIENCE:
             raise InputError(
                 f"Found only {len(molecules)} of n={n:,} molecules with at most max_atoms={max_atoms} atoms."
             )
-    return molecules[:n]
+    return molecules
 
 
 def identify(elements: Integers, bonds: Integers) -> list[int]:  # (n, atoms), (n, atoms, atoms)
