@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,13 @@ def strings(n: int) -> list[str]:
     return ["".join(rng.choice(list("abc"), size=rng.integers(3, 9))) for _ in range(n)]
 
 
+@cache
+def generate(n: int) -> tuple[Graph, ...]:
+    return tuple(molecules.generate(n, seed=n, max_atoms=6))
+
+
 def graphs(n: int) -> list[Graph]:
-    return molecules.generate(n, seed=n, max_atoms=6)
+    return list(generate(n))
 
 
 def smiles(n: int) -> list[str]:

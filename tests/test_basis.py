@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import KernelPCA
+from torch import Tensor
 
 from dsokr import kernels, sketches
 from dsokr.basis import SketchedBasis, sketch_basis, sketch_span
@@ -24,14 +25,19 @@ def draw(kernel: Kernel, ys, case: Case) -> sketches.Sketch:
 
 
 @pytest.mark.parametrize(("k", "s"), PAIRS)
-def test_orthonormal_and_equal_to_the_projection(k: Case, s: Case):
-    """⟨ẽ_i, ẽ_j⟩ = δ_ij, and ⟨ψ̃(y), ψ̃(y')⟩ is the kernel of the projections onto the span of R's rows."""
+def test_identities(k: Case, s: Case, generator):
     ys = k.outputs(SKETCHED)
     sketch = draw(k.made, ys, s)
-    basis = sketch_basis(k.made, ys, sketch)
-    K, R = k.made(ys, ys), sketch.dense(SKETCHED)
+    basis, K = sketch_basis(k.made, ys, sketch), k.made(ys, ys)
+    check_projection(k.made, ys, K, sketch, basis)
+    check_distance(ys, K, sketch, basis, generator)
+
+
+def check_projection(kernel: Kernel, ys, K: Tensor, sketch: sketches.Sketch, basis: SketchedBasis) -> None:
+    """⟨ẽ_i, ẽ_j⟩ = δ_ij, and ⟨ψ̃(y), ψ̃(y')⟩ is the kernel of the projections onto the span of R's rows."""
+    R = sketch.dense(SKETCHED)
     functions = basis.projection @ R[:, sketch.indices] if basis.weights is None else basis.projection @ basis.weights
-    G = functions @ k.made(basis.anchors, basis.anchors) @ functions.T
+    G = functions @ kernel(basis.anchors, basis.anchors) @ functions.T
     assert (G - torch.eye(basis.dim)).abs().max() < 1e-8
     z = basis.embed(ys)
     projected = K @ R.T @ torch.linalg.pinv(R @ K @ R.T, rtol=1e-10, hermitian=True) @ R @ K
@@ -39,14 +45,9 @@ def test_orthonormal_and_equal_to_the_projection(k: Case, s: Case):
     torch.testing.assert_close(basis.residual(ys), (K - projected).diagonal().clamp(min=0), rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize(("k", "s"), PAIRS)
-def test_distance_in_feature_space(k: Case, s: Case, generator):
+def check_distance(ys, K: Tensor, sketch: sketches.Sketch, basis: SketchedBasis, generator: torch.Generator) -> None:
     """Proposition 2: ‖h(x) − ψ(y)‖² = ‖g(x) − ψ̃(y)‖² + residual(y), with h expanded in kernel functions by hand."""
-    ys = k.outputs(SKETCHED)
-    sketch = draw(k.made, ys, s)
-    basis = sketch_basis(k.made, ys, sketch)
     z = torch.randn(SKETCHED, basis.dim, generator=generator, dtype=torch.float64)
-    K = k.made(ys, ys)
     alpha = z @ basis.projection @ sketch.dense(SKETCHED)  # h(x_i) = Σ_j alpha_ij ψ(y_j)
     by_hand = ((alpha @ K) * alpha).sum(1) - 2 * (alpha @ K).diagonal() + K.diagonal()
     torch.testing.assert_close(basis.squared_distance(z, ys), by_hand, rtol=1e-6, atol=1e-6)

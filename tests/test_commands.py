@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -115,7 +116,7 @@ def folder(tmp_path_factory, smiles):
 LABELS = ("--input", "x", "--output", "tags", "--size", "16")
 MORGAN = ("--output-kind", "Molecule(radius=1)", "--network", "WordBag(width=16)")
 FITS = {
-    "vector": ("--input", "a,b,c", "--output", "y*", "--regressor", "Stack((Forest(), KernelRidge(intercept=True)))"),
+    "vector": ("--input", "a,b,c", "--output", "y*", "--regressor", "Stack((Forest(20), KernelRidge(intercept=True)))"),
     "labels": ("--input", "x", "--output", "tags"),
     "ranking": ("--input-columns", "a", "--input", "b,c", "--output", "order", "--kernel", "Hamming"),
     "string": ("--input", "verb", "--output", "past", *SMALL),
@@ -279,6 +280,7 @@ def test_rows_that_are_read_ahead_count_when_their_block_comes(dsokr, fitted, in
     """Blocks are read ahead for several processes: their bad rows must not count against the rows read before."""
     monkeypatch.setattr(library, "BLOCK", 50)
     monkeypatch.setattr(library, "LARGE", 0)
+    monkeypatch.setattr(library.joblib, "Parallel", partial(library.joblib.Parallel, backend="threading"))
     rows = [["C" * (1 + i), "x"] if i % every != 4 else ["C" * (1 + i)] for i in range(400)]
     candidates = write(tmp_path / "library.csv", ["smiles", "source"], rows)
     arguments = ("rank", fitted, inputs, "--candidates", candidates, "--out", tmp_path / "r.csv")
@@ -1204,7 +1206,7 @@ def calibrated(folder, tmp_path_factory):
         with (place / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([["a", "b", "c", "tags", "half"], *some])
     arguments = ["fit", "--train", place / "train.csv", "--input", "a,b,c", "--output", "tags", "--device", "cpu"]
-    network = ["--regressor", "Stack((Forest(), KernelRidge(intercept=True)))", "--size", "60"]
+    network = ["--regressor", "Stack((Forest(20), KernelRidge(intercept=True)))", "--size", "60"]
     app.app(list(map(str, [*arguments, *network, "--out", place / "model"])), standalone_mode=False)
     return place
 

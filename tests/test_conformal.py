@@ -67,10 +67,10 @@ def some(Y, rows):
 def test_coverage_is_as_asked(case):
     """Over random divisions into calibration and test pairs, within what chance allows."""
     make, model = case
-    X, Y = make(700, seed=1)
+    X, Y = make(600, seed=1)
     rng, n, held = np.random.default_rng(0), 240, []
-    for _ in range(5):
-        order = rng.permutation(700)
+    for _ in range(3):
+        order = rng.permutation(600)
         a, b = order[:n], order[n:]
         sure = Conformal(model).calibrate(X[a], some(Y, a))
         held.append([sure.contains(X[b], some(Y, b), c).double().mean().item() for c in (0.8, 0.9)])

@@ -5,6 +5,7 @@ import os
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -67,14 +68,13 @@ def failing(*given, **options):
         yield Disk(patch, *given, **options)
 
 
-def faults(write):
-    """Call a function with every fault at every step, and count them; yielded is after each."""
+def faults(write, least, some=None):
+    """Every fault at every step of a function, more than ``least`` cases; or about ``some`` of them, evenly."""
     with failing() as disk:
         write()
-    for at in range(1, disk.count + 1):
-        for fault in FAULTS:
-            for after in (False, True):
-                yield at, fault, after
+    cases = list(product(range(1, disk.count + 1), FAULTS, (False, True)))
+    assert len(cases) > least
+    return cases if some is None else cases[:: len(cases) // some | 1]  # odd, so that all kinds of faults occur
 
 
 def inject(write, at, fault, after):
@@ -101,30 +101,28 @@ def predictors():
 
 
 @pytest.mark.parametrize("has_old", [False, True])
-def test_saving_a_model(tmp_path, predictors, has_old, tally):
+def test_saving_a_model(tmp_path, predictors, has_old, tally, thorough):
     """As ``dsokr fit`` does, with a report."""
     old, new = predictors
-    answers, folder, tried = [each.predict(CELLS) for each in predictors], tmp_path / "models" / "model", 0
+    answers, folder = [each.predict(CELLS) for each in predictors], tmp_path / "models" / "model"
 
     def write():
         new.save(folder, lambda draft: (draft / "report.html").write_text("<p>"))
 
-    for case in faults(write):
+    for case in faults(write, 80, None if thorough else 40):
         if has_old:
             old.save(folder)
         elif folder.exists():
             dsokr.files.shutil.rmtree(folder)
         inject(write, *case)
-        tried += 1
         tally("faults injected")
         if folder.exists() or has_old:
             assert Predictor.load(folder).predict(CELLS) in (answers if has_old else answers[1:])
         assert not [path for path in folder.parent.iterdir() if path != folder], case
-    assert tried > 80
 
 
-def test_calibrating_a_model(tmp_path, predictors, tally):
-    folder, tried = tmp_path / "model", 0
+def test_calibrating_a_model(tmp_path, predictors, tally, thorough):
+    folder = tmp_path / "model"
     other = np.random.default_rng(1).normal(size=(40, 2))
     write_table(tmp_path / "pairs.csv", ["x", "y"], [[f"{a} {b}", "aab"] for a, b in other])
     sure = Conformal(predictors[0].model).calibrate(other[:30], ["aab", "bbb"] * 15)
@@ -138,15 +136,13 @@ def test_calibrating_a_model(tmp_path, predictors, tally):
     write()
     states = [len(sure.pairs_["z"]), len(Predictor.load(folder).sure.pairs_["z"])]
     assert states == [30, 40]
-    for case in faults(write):
+    for case in faults(write, 20, None if thorough else 20):
         old.save(folder)
         inject(write, *case)
-        tried += 1
         tally("faults injected")
         loaded = Predictor.load(folder)
         assert len(loaded.sure.pairs_["z"]) in states and loaded.predict(CELLS) == old.predict(CELLS)
         old.save(folder)  # a draft that is left over does not stop it
-    assert tried > 20
 
 
 def embed(folder, **options):
@@ -177,21 +173,18 @@ def ask(index):
 def test_building_an_index(tmp_path, first, then, tally, thorough):
     if "kind" in {**(first or {}), **then}:
         pytest.importorskip("faiss")
-    folder, expected, tried = tmp_path / "index", ask(embed(tmp_path / "other")), 0
-    cases = list(faults(lambda: embed(tmp_path / "counted", **then)))
-    for case in cases if thorough or (first is None and not then) else cases[::11]:  # the others take minutes
+    folder, expected = tmp_path / "index", ask(embed(tmp_path / "other"))
+    for case in faults(lambda: embed(tmp_path / "counted", **then), 200, None if thorough else 12):  # all take minutes
         dsokr.files.shutil.rmtree(folder, ignore_errors=True)
         if first is not None:
             embed(folder, **first)
         inject(lambda: embed(folder, **then), *case)
-        tried += 1
         tally("faults injected")
         if first is not None:
             assert ask(CandidateIndex.open(folder)) == expected, case
         index = embed(folder, **then)  # the same call again
         assert ask(index) == ask(CandidateIndex.open(folder)) == expected
         assert index.head.sorted_by == then.get("sort_by", "") and not list(folder.glob(".*"))
-    assert tried > 20
 
 
 @pytest.mark.parametrize(
@@ -203,7 +196,7 @@ def test_updating_an_index(tmp_path, many, options, tally, thorough):
     """The old candidates, or the new ones; with many changes the index is then written anew."""
     if "kind" in options:
         pytest.importorskip("faiss")
-    folder, gone, tried = tmp_path / "index", [f"text {i}" for i in range(many)], 0
+    folder, gone = tmp_path / "index", [f"text {i}" for i in range(many)]
     rows, texts = -PSI[:many], [f"new {i}" for i in range(many)]
     added = Block(texts, rows, rows.square().sum(1), cells={"mass": ["5"] * many})
     before = {f"text {i}" for i in range(N)}
@@ -218,17 +211,14 @@ def test_updating_an_index(tmp_path, many, options, tally, thorough):
 
     embed(tmp_path / "old", **options)
     dsokr.files.shutil.copytree(tmp_path / "old", tmp_path / "counted")
-    cases = list(faults(lambda: change(tmp_path / "counted")))
-    for case in cases if thorough else cases[:: len(cases) // 14]:  # all take a minute
+    for case in faults(lambda: change(tmp_path / "counted"), 50, None if thorough else 12):  # all take a minute
         dsokr.files.shutil.rmtree(folder, ignore_errors=True)
         dsokr.files.shutil.copytree(tmp_path / "old", folder)
         inject(change, *case)
-        tried += 1
         tally("faults injected")
         assert read() in (before, after), case
         change()  # the same again
         assert read() == after and not list(folder.glob(".*")) and CandidateIndex.open(folder).head.verify(folder)
-    assert tried > 13
 
 
 def test_readers_beside_a_writer_find_a_whole_model(tmp_path, predictors):
@@ -246,7 +236,7 @@ def test_readers_beside_a_writer_find_a_whole_model(tmp_path, predictors):
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for number in range(60):
+    for number in range(30):
         predictors[number % 2].save(folder)
     done.set()
     for reader in readers:

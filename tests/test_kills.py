@@ -24,6 +24,7 @@ from test_faults import CELLS, STEPS, Disk, embed, fitted
 builds = import_module("dsokr.index.build")
 if "forkserver" not in multiprocessing.get_all_start_methods():
     pytest.skip("needs a fork server, to kill many processes in a short time", allow_module_level=True)
+pytestmark = pytest.mark.slow  # half a minute; test_faults.py stops at the same steps, within one process
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(  # what test_faults imports; the fork server does not find the tests themselves
     ["dsokr.commands.guarantee", "dsokr.conformal", "dsokr.index", "dsokr.regressors.callbacks", "faiss", "pytest"]

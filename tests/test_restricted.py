@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import permutations
+from itertools import cycle, permutations
 
 import numpy as np
 import pytest
@@ -100,8 +100,7 @@ def names(graphs: list[Graph]) -> list[tuple]:
     return [tuple(row) for row in WeisfeilerLehman(5, edge_labels=True).features(GraphBatch.of(graphs)).rows()]
 
 
-@pytest.mark.parametrize("rule", ["kernel", "cosine"])
-@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize(("formula", "rule"), list(zip(FORMULAS, cycle(["kernel", "cosine"]), strict=False)))
 def test_the_best_of_all_molecules_of_a_formula(task, formula, rule):
     basis, known = task
     everything = brute_force(formula)
