@@ -111,7 +111,7 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     training=replace(TRAINING, epochs=10, precision="32-true"),
     sizes=(10, 100),
     rich_sizes=(100, 500),
-    generations=(Generation(sketch=sketches.SubSample(500)),),
+    generations=tuple(replace(generation, sketch=sketches.SubSample(500)) for generation in GENERATIONS),
 )
 QUICK = Chebi20Config(
     encoder=models.WORDS,
