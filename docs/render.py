@@ -342,12 +342,14 @@ def describe_generation(folder: Path) -> Fields:
     rows = read_rows(folder / "generation.jsonl")
     words = [row for row in read_rows(reduced(folder) / "generation.jsonl") if "encoder" in row]
     by = {row["method"]: row["metrics"] for row in rows if row.get("loss", "Ranked").startswith("Ranked")}
+    searched = [row["metrics"] for row in words if row["method"] == chebi20_generation.FAMILIAR]  # Ranked, Squared
     names = {"listed": "TRAINING_MOLECULE", "free": "SEARCH", "familiar": "FAMILIAR", "perfect": "PERFECT"}
     return {
         "generation": write_table(chebi20_generation.COLUMNS, chebi20_generation.tabulate_generation([*rows, *words])),
         "generated_on": name_hardware(rows[0]),
         "worded_on": name_hardware(words[0]),
-        "worded": {row["method"]: row["metrics"] for row in words}[chebi20_generation.FAMILIAR],
+        "worded": searched[0],
+        "squared": searched[-1],
         **{short: by[getattr(chebi20_generation, name)] for short, name in names.items()},
     }
 
