@@ -31,6 +31,7 @@ from studies.baselines.contrastive import MoleculeMLP
 from studies.chebi20_generation import Generation, run_generation
 from studies.chebi20_tables import COLUMNS, draw, tabulate
 from studies.data.chebi20 import Descriptions, describe_molecules, load_chebi20
+from studies.data.mentions import load_mentions
 from studies.results import Row
 from studies.study import ADAMW, Session, Stopwatch, Study
 
@@ -59,10 +60,14 @@ class Chebi20Config:
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
 
-GENERATIONS = (Generation(), Generation(loss=models.SQUARED, rule="projected"))
-FULL = Chebi20Config(
-    ensembles=models.select_ensembles(models.SMALL, *models.UNCOUNTED_ENSEMBLES) | models.JOINT_ENSEMBLES,
-    generations=GENERATIONS,
+FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JOINT_ENSEMBLES)
+LEXICAL = Chebi20Config(  # names and words only
+    encoder=models.WORDS,
+    methods=models.COPYING,
+    ensembles=models.select_ensembles(models.WORDS, models.NAMES) | models.JOINT_ENSEMBLES,
+    rates=(10.0,),  # chosen by the reduced study
+    shares=(),
+    long_epochs=None,
 )
 WORDED = Chebi20Config(  # which is behind the encoder alone
     encoder=models.LARGER + models.AND_WORDS,
@@ -75,17 +80,17 @@ WORDED = Chebi20Config(  # which is behind the encoder alone
 SMALL_WORDED = replace(WORDED, encoder=models.SMALL + models.AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={})
 LARGE = Chebi20Config(
     encoder=models.LARGER,
-    methods=(models.BASELINES[1], models.PAPERS[0], models.OURS[1], *models.COUNTED, *models.CLOSED_FORM),
+    methods=(models.BASELINES[1], models.PAPERS[0], models.OURS[1], *models.COPYING, *models.CLOSED_FORM),
     ensembles=models.select_ensembles(
         models.LARGER,
         *("CMAM ensemble, MLP", "DSOKR ensemble, SubSample", models.OUR_ENSEMBLE),
-        *models.COUNTED_ENSEMBLES,
+        *models.COPYING_ENSEMBLES,
     )
     | models.JOINT_ENSEMBLES,
     rates=(0.2, 0.4),
     shares=(),
     patient=("ours, two tanimotos",),
-    generations=GENERATIONS,
+    generations=(Generation(),),
 )
 REDUCED = Chebi20Config(  # for two cores, without an encoder
     encoder=models.WORDS,
@@ -102,6 +107,13 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
             sketches.SubSample(500),
             models.RANKED,
         ),
+        models.copying(
+            "ours, two tanimotos + counts, names",
+            "tanimoto + tanimoto without chirality + counts",
+            sketches.SubSample(500),
+            models.RANKED,
+            tuned_as="ours, two tanimotos + counts",
+        ),
     ),
     ensembles={models.ALL_KERNELS: {models.WORDS: ("ours, two tanimotos", "ours, tanimoto + WL")}},
     seeds=(0,),
@@ -111,7 +123,10 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     training=replace(TRAINING, epochs=10, precision="32-true"),
     sizes=(10, 100),
     rich_sizes=(100, 500),
-    generations=tuple(replace(generation, sketch=sketches.SubSample(500)) for generation in GENERATIONS),
+    generations=(
+        Generation(sketch=sketches.SubSample(500)),
+        Generation(sketch=sketches.SubSample(500), loss=models.SQUARED, rule="projected"),
+    ),
 )
 QUICK = Chebi20Config(
     encoder=models.WORDS,
@@ -147,7 +162,8 @@ def run(config: Chebi20Config, session: Session) -> None:
     compare_sizes(config, task, session)
     alone, rates = replace(config, ensembles={}), dict[str, float]()
     for method in config.methods:
-        rate = rates[method.name] = tune(config, method, task, session)
+        rate = rates[method.tuned_as] if method.tuned_as in rates else tune(config, method, task, session)
+        rates[method.name] = rate
         for seed in config.seeds:
             run_method(config, method, task, rate, seed, session)
         if method.name == config.learner:
@@ -167,7 +183,8 @@ def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
     data = describe_molecules(config.n_train or 1000, 50, 50) if config.generated else load_chebi20(session.data)
     texts, rows = data.train
     data = replace(data, train=Descriptions(texts[: config.n_train], rows[: config.n_train]))
-    return models.TextTask.of(config.encoder, data, session.data, session.device)
+    mentions = load_mentions(session.data) if any(method.copies for method in config.methods) else None
+    return models.TextTask.of(config.encoder, data, session.data, session.device, mentions)
 
 
 def make_key(task: models.TextTask) -> Row:
@@ -271,7 +288,7 @@ def run_method(
     key |= {"seed": seed}
     file = vectors_file(config, task, method.name, seed, session)
     needed = any(
-        method.name in members[task.encoder] and not ensembles.has(make_ensemble_key(config, name, task))
+        method.name in members.get(task.encoder, ()) and not ensembles.has(make_ensemble_key(config, name, task))
         for name, members in config.ensembles.items()
     )
     if results.has(key) and (file.exists() or not needed):
@@ -311,5 +328,5 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
     results.record(key, lambda: {"chosen": {"combine": best[0], "standardize": best[1]}, "metrics": metrics})
 
 
-SIZES = {"full": (FULL, SMALL_WORDED, LARGE, WORDED), "reduced": (REDUCED,), "quick": (QUICK,)}
+SIZES = {"full": (FULL, SMALL_WORDED, LEXICAL, LARGE, WORDED), "reduced": (REDUCED,), "quick": (QUICK,)}
 STUDY = Study("chebi20", SIZES, run, tabulate, COLUMNS, draw)

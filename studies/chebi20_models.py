@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Generator, Tensor
 
 from dsokr import sketches
+from dsokr.basis import sketch_basis
 from dsokr.compute import seeded
 from dsokr.decoders import Candidates
 from dsokr.estimator import DSOKR
@@ -22,13 +23,15 @@ from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Tanimoto, View, V
 from dsokr.losses import Loss, Ranked, Squared
 from dsokr.metrics import ranks, retrieval_of
 from dsokr.outputs import ViewBatch
-from dsokr.regressors import KernelRidge, Neural, Regressor, Training
+from dsokr.regressors import KernelRidge, Neural, Regressor, Targets, Training
 from dsokr.regressors.networks import TextEncoder, WordBag
 from dsokr.rules import RULES, Rule, score
 from studies.baselines.contrastive import CMAM, MoleculeGCN, MoleculeMLP
 from studies.baselines.regression import fit_regression
+from studies.copying import Copying
 from studies.data.chebi20 import ChEBI20, Descriptions, Molecules
 from studies.data.files import data_folder
+from studies.data.mentions import Mentions
 from studies.results import Row
 
 WORDS = "bag of words"  # in place of an encoder: nothing is pretrained
@@ -80,11 +83,14 @@ class TextTask:
     encoder: str  # its name
     path: str  # its folder, or its name on the hub
     device: torch.device
+    mentions: Mentions | None = None  # needed by methods that copy
 
     @staticmethod
-    def of(encoder: str, data: ChEBI20, folder: Path | None, device: torch.device) -> TextTask:
+    def of(
+        encoder: str, data: ChEBI20, folder: Path | None, device: torch.device, mentions: Mentions | None = None
+    ) -> TextTask:
         path = find_encoder(encoder.removesuffix(AND_WORDS), folder)
-        return TextTask(data, make_views(data.molecules), encoder, path, device)
+        return TextTask(data, make_views(data.molecules), encoder, path, device, mentions)
 
     def network(self, rate: float) -> TextEncoder | WordBag:
         """The encoder, which learns at ``rate`` times the learning rate."""
@@ -159,9 +165,13 @@ class TextMethod:
     train: Train
     key: Row = field(default_factory=dict, hash=False)
     has_rate: bool = True  # whether the encoder is trained, at a rate to choose
+    tuned_as: str | None = None  # the method whose rate it takes, not to choose one of its own
+    copies: bool = False  # what a text names
 
 
-def dsokr(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUARED) -> TextMethod:
+def dsokr(
+    name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUARED, tuned_as: str | None = None
+) -> TextMethod:
     """An output kernel regressor with the given kernel, sketch and loss."""
 
     def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
@@ -171,14 +181,42 @@ def dsokr(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUA
         molecules, diag = model.known_.coordinates()
         return ModelVectors.of(model.coefficients, task, molecules.float(), diag.float(), model.history_.best_epoch)
 
-    key = {
-        "kernel": kernel,
-        "formula": str(KERNELS[kernel]),
-        "sketch": str(sketch),
-        "dim": None,
-        "loss": describe(loss),
-    }
-    return TextMethod(name, train, key)
+    return TextMethod(name, train, describe_parts(kernel, sketch, loss), tuned_as=tuned_as)
+
+
+def copying(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss, tuned_as: str | None = None) -> TextMethod:
+    """The same with a network that copies the molecules that a text names, in the basis of the outputs."""
+
+    def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
+        if task.mentions is None:
+            raise ValueError("A method that copies needs the mentions of the task.")
+        k, (train, val) = KERNELS[kernel], (task.data.train, task.data.val)
+        generator = Generator().manual_seed(seed)
+        basis = sketch_basis(k, task.outputs[train.rows], sketch, generator=generator, device=task.device)
+        molecules, diag = basis.embed(task.outputs).float(), k.diag(task.outputs).to(task.device)
+        known = basis.embed(make_views(task.mentions.molecules))
+        pairs, held_out = (
+            (part.texts, Targets(*basis.embed_with_residual(task.outputs[part.rows]))) for part in (train, val)
+        )
+        network = Copying(task.network(rate), task.mentions.by_text, known, pairs[1].coordinates)
+        regressor = Neural(network, loss, replace(training, standardize=False, monitor="mrr"))
+        score = partial(rate_best, molecules, diag, task)
+        model = regressor.fit(*pairs, held_out, seed=seed, device=task.device, score=score)
+        return ModelVectors.of(model.predict, task, molecules, diag.float(), model.history.best_epoch)
+
+    return TextMethod(name, train, describe_parts(kernel, sketch, loss), tuned_as=tuned_as, copies=True)
+
+
+def describe_parts(kernel: str, sketch: sketches.SketchSpec, loss: Loss) -> Row:
+    """The parts of an output kernel regressor, as in rows."""
+    formula = str(KERNELS[kernel])
+    return {"kernel": kernel, "formula": formula, "sketch": str(sketch), "dim": None, "loss": describe(loss)}
+
+
+def rate_best(molecules: Tensor, diag: Tensor, task: TextTask, z: Tensor) -> float:
+    """The mean reciprocal rank of coordinates of the validation texts, by the best rule."""
+    found = ModelVectors(z, z, molecules, diag)
+    return max(mean_reciprocal_rank(partial(found.score, rule), task) for rule in RULES)
 
 
 def describe(loss: Loss) -> str:
@@ -193,13 +231,9 @@ def regression() -> TextMethod:
         data, vectors = task.data, torch.from_numpy(task.data.molecules.mol2vec).float()
         molecules = vectors.to(task.device)
         diag = molecules.square().sum(dim=1)
-
-        def best_mrr(z: Tensor) -> float:
-            found = ModelVectors(z, z, molecules, diag)
-            return max(mean_reciprocal_rank(partial(found.score, rule), task) for rule in RULES)
-
         pairs, val = ((part.texts, vectors[part.rows]) for part in (data.train, data.val))
-        model = fit_regression(task.network(rate), training, pairs, val, seed=seed, device=task.device, score=best_mrr)
+        score = partial(rate_best, molecules, diag, task)
+        model = fit_regression(task.network(rate), training, pairs, val, seed=seed, device=task.device, score=score)
         return ModelVectors.of(model.predict, task, molecules, diag, model.history.best_epoch)
 
     return TextMethod("regression", train, {"loss": str(SQUARED)})
@@ -297,14 +331,17 @@ OURS = (
     dsokr("ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(2000), RANKED),
     dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(2000), RANKED),
 )
-COUNTED = tuple(
-    dsokr(f"ours, {name} + counts", f"{kernel} + counts", sketches.SubSample(2000), RANKED)
+WITH_COUNTS = dsokr(
+    "ours, two tanimotos + counts", "tanimoto + tanimoto without chirality + counts", sketches.SubSample(2000), RANKED
+)
+COPYING = tuple(
+    copying(f"ours, {name}, names", kernel, sketches.SubSample(2000), RANKED, tuned_as=OURS[1].name)
     for name, kernel in (
         ("two tanimotos", "tanimoto + tanimoto without chirality"),
-        ("tanimoto + WL", "tanimoto + WL on graphs"),
+        ("two tanimotos + counts", "tanimoto + tanimoto without chirality + counts"),
+        ("tanimoto + WL + counts", "tanimoto + WL on graphs + counts"),
     )
 )
-WITH_COUNTS = "ours, ensemble, with counts"
 OUR_ENSEMBLE, ALL_KERNELS = "ours, ensemble, two tanimotos", "ours, ensemble, all kernels"
 ENSEMBLES = {
     "CMAM ensemble, MLP": ("CMAM, MLP",),
@@ -317,18 +354,20 @@ ENSEMBLES = {
     OUR_ENSEMBLE: ("ours, two tanimotos",),
     "ours, ensemble, tanimoto + WL": ("ours, tanimoto + WL",),
     ALL_KERNELS: tuple(method.name for method in OURS),
-    **{method.name.replace("ours,", "ours, ensemble,"): (method.name,) for method in COUNTED},
-    WITH_COUNTS: tuple(method.name for method in COUNTED),
 }
-UNCOUNTED_ENSEMBLES = tuple(name for name in ENSEMBLES if "counts" not in name)
-COUNTED_ENSEMBLES = tuple(name for name in ENSEMBLES if "counts" in name)
+NAMES = "ours, ensemble, names"
+COPYING_ENSEMBLES = {
+    **{method.name.replace("ours,", "ours, ensemble,"): (method.name,) for method in COPYING},
+    NAMES: tuple(method.name for method in COPYING),
+}
 SMALL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 JOINT_ENSEMBLES = {  # over encoders, too
     "ours, ensemble, both encoders": {SMALL: ENSEMBLES[OUR_ENSEMBLE], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
     "ours, ensemble, all kernels, both encoders": {SMALL: ENSEMBLES[ALL_KERNELS], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
+    f"{NAMES}, encoder and words": {WORDS: COPYING_ENSEMBLES[NAMES], LARGER: COPYING_ENSEMBLES[NAMES]},
 }
 
 
 def select_ensembles(encoder: str, *names: str) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Some ensembles, by default all, with the methods of one encoder."""
-    return {name: {encoder: ENSEMBLES[name]} for name in names or ENSEMBLES}
+    """Some ensembles, by default all but those that copy, with the methods of one encoder."""
+    return {name: {encoder: (ENSEMBLES | COPYING_ENSEMBLES)[name]} for name in names or ENSEMBLES}

@@ -3,11 +3,13 @@
 from pathlib import Path
 from statistics import mean
 
-from studies.chebi20_models import BASELINES, COUNTED, ENSEMBLES, JOINT_ENSEMBLES, OURS, PAPERS, PAPERS_KERNELS
+from studies import chebi20_models as models
 from studies.plots import pyplot, save_figure
 from studies.results import Row, group_rows, read_rows
 
-SINGLES = ("SISOKR", *(method.name for method in BASELINES + PAPERS + OURS + COUNTED))  # in the table's order
+METHODS = (*models.BASELINES, *models.PAPERS, *models.OURS, models.WITH_COUNTS, *models.COPYING)
+SINGLES = ("SISOKR", *(method.name for method in METHODS))  # in the table's order
+ENSEMBLES = models.ENSEMBLES | models.COPYING_ENSEMBLES
 PAPER: tuple[Row, ...] = tuple(  # Table 3 as printed there; AMAN as its authors report it
     {"name": name, "encoder": "SciBERT", "hits@1": h1, "hits@10": h10, "mrr": mrr, "mean_rank": rank}
     for name, rank, mrr, h1, h10 in (
@@ -41,15 +43,17 @@ def tabulate(folder: Path) -> list[Row]:
 
     Models that were trained for different times are not compared with each other: each time has its own row.
     """
-    models, ensembles = (select_whole(read_rows(folder / f"{name}.jsonl")) for name in ("models", "ensembles"))
-    groups = group_rows(models, lambda row: (row["encoder"], row["method"], row.get("epochs") or 0))
+    singles, ensembles = (select_whole(read_rows(folder / f"{name}.jsonl")) for name in ("models", "ensembles"))
+    groups = group_rows(singles, lambda row: (row["encoder"], row["method"], row.get("epochs") or 0))
     table = list(PAPER)
-    for encoder in dict.fromkeys(row["encoder"] for row in models):
+    for encoder in dict.fromkeys(row["encoder"] for row in singles):
         for name in SINGLES:
             table += [_summarize(rows) for which, rows in sorted(groups.items()) if which[:2] == (encoder, name)]
         own = [row for row in ensembles if row["encoder"] == encoder]
         table += [_summarize_ensemble(row) for name in ENSEMBLES for row in own if row["method"] == name]
-    return table + [_summarize_ensemble(row) for name in JOINT_ENSEMBLES for row in ensembles if row["method"] == name]
+    return table + [
+        _summarize_ensemble(row) for name in models.JOINT_ENSEMBLES for row in ensembles if row["method"] == name
+    ]
 
 
 def _summarize(rows: list[Row]) -> Row:
@@ -88,7 +92,7 @@ def tabulate_perfect_h(folder: Path) -> dict[tuple[str, str], dict[int, Row]]:
 def draw(folder: Path, image: Path) -> Path:
     """Perfect h on validation against the sketch size: the paper's kernels and sketches, and ours."""
     figure, axes = pyplot().subplots(2, 3, figsize=(11, 6.4), layout="constrained")
-    panels = dict(zip([*PAPERS_KERNELS, "ours"], axes.flat, strict=True))
+    panels = dict(zip([*models.PAPERS_KERNELS, "ours"], axes.flat, strict=True))
     for (kernel, sketch), curve in tabulate_perfect_h(folder).items():
         axis, label = (panels[kernel], sketch) if kernel in panels else (panels["ours"], kernel)
         axis.plot([*curve], [metrics["mrr"] for metrics in curve.values()], marker="o", markersize=3, label=label)

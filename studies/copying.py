@@ -1,0 +1,87 @@
+"""Networks that copy: an input mentions outputs, and their coordinates are a first answer, which is then changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dsokr.regressors.networks import NetworkFactory
+from dsokr.regressors.networks.base import call_optional
+
+
+@dataclass(frozen=True, eq=False)
+class Copying:
+    """g(x) plus, for every output y that x mentions in a relation r, weight_r ⊙ ψ̃(y) + B gelu(A ψ̃(y) + c_r).
+
+    An answer is often a mentioned output with a small change, "the conjugate base of glycine" say, and a change is
+    easier to learn than the whole. ``coordinates`` ψ̃(y) of all mentioned outputs are in the basis of the ``targets``,
+    and both are standardised by the mean and spread of the latter. In training a mention is left out with probability
+    ``dropped``.
+    """
+
+    network: NetworkFactory  # g
+    mentions: Mapping[str, Sequence[tuple[int, int]]]  # by input: outputs, as rows of ``coordinates``, and relations
+    coordinates: Tensor  # (outputs, p)
+    targets: Tensor  # (n, p)
+    hidden: int = 512
+    dropped: float = 0.2
+
+    def __call__(self, p: int) -> CopyingNetwork:
+        return CopyingNetwork(self, p)
+
+
+class CopyingNetwork(nn.Module):
+    """The module that :class:`Copying` specifies."""
+
+    mean: Tensor
+    spread: Tensor
+    known: Tensor
+
+    def __init__(self, shape: Copying, p: int):
+        super().__init__()
+        self.shape, self.network = shape, shape.network(p)
+        self.longest = max(map(len, shape.mentions.values()))
+        relations = 1 + max(relation for found in shape.mentions.values() for _, relation in found)
+        mean, spread = shape.targets.mean(dim=0), shape.targets.std(dim=0, correction=0)
+        nothing = torch.zeros(1, p)
+        known = torch.cat([nothing, ((shape.coordinates - mean) / spread).float().cpu()])
+        for name, tensor in {"mean": mean, "spread": spread, "known": known}.items():
+            self.register_buffer(name, tensor.float(), persistent=False)
+        self.weights = nn.Parameter(torch.full((relations, p), 0.2))
+        self.normalize, self.enter, self.leave = nn.LayerNorm(p), nn.Linear(p, shape.hidden), nn.Linear(shape.hidden, p)
+        self.relations = nn.Embedding(relations, shape.hidden)
+
+    def prepare(self, xs: Sequence[str]) -> Tensor:  # (n, 2 · longest + those of g) int32
+        """Rows of the mentioned outputs from 1 on, 0 for none; their relations; then the inputs of g."""
+        mentioned = torch.zeros(len(xs), 2, self.longest, dtype=torch.int32)
+        for i, x in enumerate(xs):
+            for j, (row, relation) in enumerate(self.shape.mentions.get(x, ())):
+                mentioned[i, :, j] = torch.tensor([row + 1, relation])
+        return torch.cat([mentioned.flatten(1), call_optional(self.network, "prepare", xs)], dim=1)
+
+    def _split(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows, relations, rest = inputs.tensor_split([self.longest, 2 * self.longest], dim=1)
+        return rows.long(), relations.long(), rest
+
+    def lengths(self, inputs: Tensor) -> Tensor:  # (n,)
+        return call_optional(self.network, "lengths", self._split(inputs)[2])
+
+    def learning_rates(self) -> list[tuple[list[nn.Parameter], float]]:
+        own = [weight for name, weight in self.named_parameters() if not name.startswith("network.")]
+        return [(own, 1.0), *call_optional(self.network, "learning_rates")]
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (n, length) -> (n, p)
+        rows, relations, rest = self._split(inputs)
+        there = rows > 0
+        if self.training:
+            there = there & (torch.rand(rows.shape, device=rows.device) >= self.shape.dropped)
+        outputs = self.known[rows]  # (n, longest, p)
+        changes = F.gelu(self.enter(self.normalize(outputs)) + self.relations(relations))
+        changed = self.network(rest) + self.leave((changes * there[:, :, None]).sum(dim=1))
+        with torch.autocast(inputs.device.type, enabled=False):  # 16 bits would make similar outputs equal
+            copied = (self.weights[relations] * outputs * there[:, :, None]).sum(dim=1)
+            return self.mean + self.spread * (changed.float() + copied)
