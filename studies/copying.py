@@ -46,9 +46,9 @@ class CopyingNetwork(nn.Module):
         self.shape, self.network = shape, shape.network(p)
         self.longest = max(map(len, shape.mentions.values()))
         relations = 1 + max(relation for found in shape.mentions.values() for _, relation in found)
-        mean, spread = shape.targets.mean(dim=0), shape.targets.std(dim=0, correction=0)
-        nothing = torch.zeros(1, p)
-        known = torch.cat([nothing, ((shape.coordinates - mean) / spread).float().cpu()])
+        targets, outputs = shape.targets.cpu(), shape.coordinates.cpu()
+        mean, spread = targets.mean(dim=0), targets.std(dim=0, correction=0)
+        known = torch.cat([torch.zeros(1, p), (outputs - mean) / spread])
         for name, tensor in {"mean": mean, "spread": spread, "known": known}.items():
             self.register_buffer(name, tensor.float(), persistent=False)
         self.weights = nn.Parameter(torch.full((relations, p), 0.2))
@@ -79,9 +79,12 @@ class CopyingNetwork(nn.Module):
         there = rows > 0
         if self.training:
             there = there & (torch.rand(rows.shape, device=rows.device) >= self.shape.dropped)
-        outputs = self.known[rows]  # (n, longest, p)
+        owners, relations, outputs = there.nonzero()[:, 0], relations[there], self.known[rows[there]]  # outputs: (m, p)
         changes = F.gelu(self.enter(self.normalize(outputs)) + self.relations(relations))
-        changed = self.network(rest) + self.leave((changes * there[:, :, None]).sum(dim=1))
+        nothing = changes.new_zeros(len(inputs), changes.shape[1])
+        changed = self.network(rest) + self.leave(nothing.index_add(0, owners, changes))
         with torch.autocast(inputs.device.type, enabled=False):  # 16 bits would make similar outputs equal
-            copied = (self.weights[relations] * outputs * there[:, :, None]).sum(dim=1)
+            count, p = self.weights.shape
+            sums = outputs.new_zeros(len(inputs) * count, p).index_add(0, owners * count + relations, outputs)
+            copied = (self.weights * sums.view(-1, count, p)).sum(dim=1)
             return self.mean + self.spread * (changed.float() + copied)
