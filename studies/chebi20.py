@@ -97,25 +97,29 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     methods=(
         *models.BASELINES[:2],
         models.PAPERS[0],
-        models.dsokr(
-            "ours, two tanimotos", "tanimoto + tanimoto without chirality", sketches.SubSample(500), models.RANKED
+        *(
+            models.dsokr(f"ours, {name}", kernel, sketches.SubSample(500), models.RANKED)
+            for name, kernel in (
+                ("two tanimotos", "tanimoto + tanimoto without chirality"),
+                ("tanimoto + WL", "tanimoto + WL on graphs"),
+                ("two tanimotos + counts", "tanimoto + tanimoto without chirality + counts"),
+            )
         ),
-        models.dsokr("ours, tanimoto + WL", "tanimoto + WL on graphs", sketches.SubSample(500), models.RANKED),
-        models.dsokr(
-            "ours, two tanimotos + counts",
-            "tanimoto + tanimoto without chirality + counts",
-            sketches.SubSample(500),
-            models.RANKED,
-        ),
-        models.copying(
-            "ours, two tanimotos + counts, names",
-            "tanimoto + tanimoto without chirality + counts",
-            sketches.SubSample(500),
-            models.RANKED,
-            tuned_as="ours, two tanimotos + counts",
+        *(
+            models.copying(
+                method.name,
+                method.key["kernel"],
+                sketches.SubSample(500),
+                models.RANKED,
+                "ours, two tanimotos + counts",
+            )
+            for method in models.COPYING
         ),
     ),
-    ensembles={models.ALL_KERNELS: {models.WORDS: ("ours, two tanimotos", "ours, tanimoto + WL")}},
+    ensembles={
+        models.ALL_KERNELS: {models.WORDS: ("ours, two tanimotos", "ours, tanimoto + WL")},
+        **models.select_ensembles(models.WORDS, models.NAMES),
+    },
     seeds=(0,),
     rates=(3.0, 10.0),
     long_epochs=None,
@@ -126,6 +130,7 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     generations=(
         Generation(sketch=sketches.SubSample(500)),
         Generation(sketch=sketches.SubSample(500), loss=models.SQUARED, rule="projected"),
+        Generation(sketch=sketches.SubSample(500), copies=True),
     ),
 )
 QUICK = Chebi20Config(

@@ -31,7 +31,7 @@ from dsokr.losses import Loss
 from dsokr.regressors import Neural, Training
 from dsokr.rules import Rule
 from studies import chebi20_models as models
-from studies.results import Columns, Row, name_hardware, pick_fields, read_commit, today
+from studies.results import MISSING, Columns, Row, name_hardware, pick_fields, read_commit, today
 from studies.study import Session, Stopwatch
 
 PUBLISHED: tuple[Row, ...] = tuple(  # as their papers report
@@ -45,6 +45,7 @@ PUBLISHED: tuple[Row, ...] = tuple(  # as their papers report
 COLUMNS: Columns = {
     "answer": "{name}",
     "encoder": "{encoder}",
+    "names": lambda row: "yes" if row.get("copies") else "no" if "encoder" in row else MISSING,
     "loss": lambda row: row["loss"].partition("(")[0],
     "texts": "{n_test:,}",
     "valid": "{validity:.1%}",
@@ -60,6 +61,7 @@ DEEP = GraphSearch(beam=32, budget=40_000, pieces=32)
 TRAINING_MOLECULE, SEARCH, FAMILIAR = "best training molecule", "search", "search, familiar neighbourhoods"
 PERFECT = "search from true coordinates"
 TASKS = 8  # into which the texts are divided, for all processors
+Fitted = tuple[EmbeddedOutputs, Callable[[list[str]], Tensor]]  # the starts of a search, and texts -> coordinates
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Generation:
     search: GraphSearch = DEEP
     familiar: int = 3  # radius
     patience: float = 2.0  # seconds a text, for the search of familiar neighbourhoods
+    copies: bool = False  # what a text names; these molecules are starts of the search, too
     n_test: int = 300  # a random part of the test texts
     k: int = 5  # graphs that are kept for each text
 
@@ -91,14 +94,15 @@ def run_generation(
     key: Row = {"experiment": "chebi20", "training_texts": task.data.training_texts}
     key |= {"n_train": len(task.data.train.texts), "kernel": str(generation.kernel), "sketch": str(generation.sketch)}
     key |= {"seed": seed, "n_test": len(chosen)} | pick_fields(generation.search, "starts", "beam", "budget", "pieces")
-    loss = models.describe(generation.loss)
+    loss, kind = models.describe(generation.loss), type(generation.loss).__name__ + ", names" * generation.copies
     own = key | {"encoder": task.encoder, "loss": loss, "rule": generation.rule, "rate": rate}
     own |= {"epochs": training.epochs} | pick_fields(generation, "familiar", "patience")
+    own |= {"copies": True} if generation.copies else {}
     measure_kept(
         [own | {"method": method} for method in (TRAINING_MOLECULE, SEARCH, FAMILIAR)],
         lambda: generate(generation, task, training, rate, seed, chosen),
         chosen,
-        f"generated, {task.encoder}, {texts}, {training.epochs} epochs, {type(generation.loss).__name__}",
+        f"generated, {task.encoder}, {texts}, {training.epochs} epochs, {kind}",
         task,
         session,
     )
@@ -144,14 +148,30 @@ def generate(
     generation: Generation, task: models.TextTask, training: Training, rate: float, seed: int, chosen: np.ndarray
 ) -> Row:
     """The k best graphs for every chosen test text, by every method, as plain lists."""
-    graphs, data, clock = task.data.molecules.graphs, task.data, Stopwatch()
+    texts, clock = [task.data.test.texts[i] for i in chosen], Stopwatch()
+    with clock("training"):
+        known, predict = (fit_on_names if generation.copies else fit)(generation, task, training, rate, seed)
+    return search_by_all(generation, task, known, predict(texts), chosen, clock)
+
+
+def fit(generation: Generation, task: models.TextTask, training: Training, rate: float, seed: int) -> Fitted:
+    """The training molecules, and a network that reads texts."""
+    graphs, data = task.data.molecules.graphs, task.data
     regressor = Neural(task.network(rate), generation.loss, training)
     options: Row = {"decoder": Candidates("cosine"), "random_state": seed, "device": str(task.device)}
     model = DSOKR(generation.kernel, generation.sketch, regressor, **options)
-    with clock("training"):
-        model.fit(data.train.texts, graphs[data.train.rows], validation=(data.val.texts, graphs[data.val.rows]))
-    z = model.coefficients([data.test.texts[i] for i in chosen])
-    return search_by_all(generation, task, model.known_, z, chosen, clock)
+    model.fit(data.train.texts, graphs[data.train.rows], validation=(data.val.texts, graphs[data.val.rows]))
+    return model.known_, model.coefficients
+
+
+def fit_on_names(generation: Generation, task: models.TextTask, training: Training, rate: float, seed: int) -> Fitted:
+    """The training molecules with those that texts name, and a network that copies the latter."""
+    graphs, named = task.data.molecules.graphs, task.find_mentions().molecules.graphs
+    train, generator = graphs[np.unique(task.data.train.rows)], Generator().manual_seed(seed)
+    basis = sketch_basis(generation.kernel, train, generation.sketch, generator=generator, device=task.device)
+    model = models.fit_copying(basis, graphs, named, task, task.network(rate), generation.loss, training, seed)
+    named = named[LabelledGraphs.like(train).contains(named)]
+    return EmbeddedOutputs(basis, GraphBatch.joined([train, named])), model.predict
 
 
 def search_by_all(

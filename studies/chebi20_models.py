@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Generator, Tensor
 
 from dsokr import sketches
-from dsokr.basis import sketch_basis
+from dsokr.basis import SketchedBasis, sketch_basis
 from dsokr.compute import seeded
 from dsokr.decoders import Candidates
 from dsokr.estimator import DSOKR
@@ -22,9 +22,11 @@ from dsokr.files import replace_file
 from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Tanimoto, View, Views, WeisfeilerLehman
 from dsokr.losses import Loss, Ranked, Squared
 from dsokr.metrics import ranks, retrieval_of
-from dsokr.outputs import ViewBatch
+from dsokr.outputs import Outputs, ViewBatch, take
 from dsokr.regressors import KernelRidge, Neural, Regressor, Targets, Training
-from dsokr.regressors.networks import TextEncoder, WordBag
+from dsokr.regressors.base import Score
+from dsokr.regressors.networks import NetworkFactory, TextEncoder, WordBag
+from dsokr.regressors.neural import FittedNetwork
 from dsokr.rules import RULES, Rule, score
 from studies.baselines.contrastive import CMAM, MoleculeGCN, MoleculeMLP
 from studies.baselines.regression import fit_regression
@@ -98,6 +100,11 @@ class TextTask:
             return WordBag(width=256, buckets=1 << 16, rate=rate)
         words = WordBag(width=256, buckets=1 << 16, rate=3.0) if self.encoder.endswith(AND_WORDS) else None
         return TextEncoder(self.path, rate=rate, words=words)
+
+    def find_mentions(self) -> Mentions:
+        if self.mentions is None:
+            raise ValueError("Networks that copy need a task with mentions.")
+        return self.mentions
 
     def cut(self, share: float) -> TextTask:
         """The same with a random share of the training texts, and all candidates."""
@@ -188,23 +195,38 @@ def copying(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss, tun
     """The same with a network that copies the molecules that a text names, in the basis of the outputs."""
 
     def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
-        if task.mentions is None:
-            raise ValueError("A method that copies needs the mentions of the task.")
-        k, (train, val) = KERNELS[kernel], (task.data.train, task.data.val)
-        generator = Generator().manual_seed(seed)
-        basis = sketch_basis(k, task.outputs[train.rows], sketch, generator=generator, device=task.device)
+        k, generator = KERNELS[kernel], Generator().manual_seed(seed)
+        train = task.outputs[task.data.train.rows]
+        basis = sketch_basis(k, train, sketch, generator=generator, device=task.device)
         molecules, diag = basis.embed(task.outputs).float(), k.diag(task.outputs).to(task.device)
-        known = basis.embed(make_views(task.mentions.molecules))
-        pairs, held_out = (
-            (part.texts, Targets(*basis.embed_with_residual(task.outputs[part.rows]))) for part in (train, val)
-        )
-        network = Copying(task.network(rate), task.mentions.by_text, known, pairs[1].coordinates)
-        regressor = Neural(network, loss, replace(training, standardize=False, monitor="mrr"))
         score = partial(rate_best, molecules, diag, task)
-        model = regressor.fit(*pairs, held_out, seed=seed, device=task.device, score=score)
+        training = replace(training, monitor="mrr")
+        named = make_views(task.find_mentions().molecules)
+        model = fit_copying(basis, task.outputs, named, task, task.network(rate), loss, training, seed, score)
         return ModelVectors.of(model.predict, task, molecules, diag.float(), model.history.best_epoch)
 
     return TextMethod(name, train, describe_parts(kernel, sketch, loss), tuned_as=tuned_as, copies=True)
+
+
+def fit_copying(
+    basis: SketchedBasis,
+    molecules: Outputs,
+    named: Outputs,
+    task: TextTask,
+    network: NetworkFactory,
+    loss: Loss,
+    training: Training,
+    seed: int,
+    score: Score = None,
+) -> FittedNetwork:
+    """Train a network that copies on the training texts; all molecules and the named ones are outputs of the basis."""
+    pairs, held_out = (
+        (part.texts, Targets(*basis.embed_with_residual(take(molecules, part.rows))))
+        for part in (task.data.train, task.data.val)
+    )
+    copying = Copying(network, task.find_mentions().by_text, basis.embed(named), pairs[1].coordinates)
+    regressor = Neural(copying, loss, replace(training, standardize=False))  # the network does it
+    return regressor.fit(*pairs, held_out, seed=seed, device=task.device, score=score)
 
 
 def describe_parts(kernel: str, sketch: sketches.SketchSpec, loss: Loss) -> Row:
