@@ -188,7 +188,7 @@ def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
     data = describe_molecules(config.n_train or 1000, 50, 50) if config.generated else load_chebi20(session.data)
     texts, rows = data.train
     data = replace(data, train=Descriptions(texts[: config.n_train], rows[: config.n_train]))
-    mentions = load_mentions(session.data) if any(method.copies for method in config.methods) else None
+    mentions = load_mentions(data, session.data) if any(method.copies for method in config.methods) else None
     return models.TextTask.of(config.encoder, data, session.data, session.device, mentions)
 
 

@@ -59,7 +59,7 @@ class CopyingNetwork(nn.Module):
         """Rows of the mentioned outputs from 1 on, 0 for none; their relations; then the inputs of g."""
         mentioned = torch.zeros(len(xs), 2, self.longest, dtype=torch.int32)
         for i, x in enumerate(xs):
-            for j, (row, relation) in enumerate(self.shape.mentions.get(x, ())):
+            for j, (row, relation) in enumerate(self.shape.mentions[x]):
                 mentioned[i, :, j] = torch.tensor([row + 1, relation])
         return torch.cat([mentioned.flatten(1), call_optional(self.network, "prepare", xs)], dim=1)
 

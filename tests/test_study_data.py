@@ -21,6 +21,7 @@ from studies.data import (
     fingerprints,
     label_ranking,
     massbank,
+    mentions,
     molecules,
     multilabel,
     ocr_letters,
@@ -223,6 +224,50 @@ def test_bad_training_texts_are_refused(written, message, tmp_path):
     (tmp_path / "train.txt").write_text(written)
     with pytest.raises(InputError, match=message):
         chebi20.read_descriptions(tmp_path / "train.txt", {3: 0})
+
+
+GLYCINE, GLYCINATE = "NCC(=O)O", "NCC(=O)[O-]"
+
+
+def test_names_are_read_as_molecules():
+    """Names that ChEBI writes in its own way: with a charge, and without the places of double bonds."""
+    names = ["glycine", "glycinate", "diclofenac(1-)", "linoleic acid", "(9Z,12Z)-octadecadienoic acid", "methyl"]
+    found = mentions.read_names([*names, "acetyl-CoA(4-)", "a steroid", "naïve acid", ""])
+    assert found["glycine"] == GLYCINE and found["glycinate"] == GLYCINATE and found["methyl"] == "[CH3]"
+    assert found["(9Z,12Z)-octadecadienoic acid"] == found["linoleic acid"]
+    assert found["acetyl-CoA(4-)"] == mentions.read_names(["acetyl-CoA"])["acetyl-CoA"]
+    assert not {"a steroid", "naïve acid", ""} & set(found)
+
+
+def test_mentions_have_relations():
+    smiles = {"glycine": GLYCINE, "acetic acid": "CC(=O)O", "acetic": "C", "ethyl acetate": "CCOC(C)=O"}
+    text = (
+        "The molecule is the ester of acetic acid, ethyl acetate. It contains glycine. It derives from an acetic acid."
+    )
+    text += " It is a conjugate base of a glycine, and glycine occurs in it. It is a tautomer of a glycine."
+    found = list(mentions.find_mentions(text, smiles))
+    base, _, derives, _, tautomer = range(len(mentions.RELATIONS))
+    assert found == [
+        ("CC(=O)O", mentions.DEFINITION),
+        ("CCOC(C)=O", mentions.DEFINITION),
+        (GLYCINE, mentions.OTHER),
+        ("CC(=O)O", derives),
+        (GLYCINE, base),
+        (GLYCINE, tautomer),
+    ]
+
+
+def test_mentions_are_read_once_for_the_same_texts(chebi, monkeypatch):
+    data = chebi20.load_chebi20(chebi)
+    texts = ["It derives from glycine.", "A steroid.", "The conjugate base of glycine is glycinate.", "Glycinate."]
+    data = replace(data, train=data.train._replace(texts=texts))
+    found = mentions.load_mentions(data, chebi)
+    at = found.molecules.smiles.index
+    assert found.by_text[texts[0]] == [(at(GLYCINE), mentions.RELATIONS.index("derives from"))]
+    assert found.by_text[texts[1]] == found.by_text[data.test.texts[0]] == []
+    assert [row for row, _ in found.by_text[texts[2]]] == [at(GLYCINE), at(GLYCINATE)]
+    monkeypatch.setattr(mentions, "call_opsin", None)
+    assert mentions.load_mentions(data, chebi).by_text == found.by_text
 
 
 def test_mol2vec_is_the_sum_over_atoms():

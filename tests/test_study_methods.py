@@ -22,6 +22,7 @@ from studies import chebi20, chebi20_models, label_ranking, multilabel, strings,
 from studies import label_ranking_methods as rankings
 from studies.baselines.contrastive import CMAM, MoleculeGCN, MoleculeMLP
 from studies.baselines.regression import THRESHOLDS, BinaryCrossEntropy, LabelNetwork, as_targets, fit_regression
+from studies.copying import Copying
 from studies.data.label_ranking import generate as generate_rankings
 from studies.data.multilabel import MultiLabel
 from studies.data.ocr_letters import generate as generate_words
@@ -53,6 +54,55 @@ def test_a_network_with_parts_side_by_side_is_as_many_networks():
         alone = fit_regression(lambda p, rows=rows: layer(rows), training, (X, Y), (X, Y), seed=0)
         (own,) = (module for module in alone.network.modules() if isinstance(module, nn.Linear))
         torch.testing.assert_close(own.weight, best.weight[rows], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def named():
+    """Texts that name one of many outputs each, as it is or with a change."""
+    g = Generator().manual_seed(0)
+    outputs, change = torch.randn(400, 6, generator=g), torch.randn(6, generator=g)
+    texts = [f"{'new' if i % 2 else 'old'} item{i}" for i in range(400)]
+    truth = outputs + change * (torch.arange(400) % 2)[:, None]
+    return texts, outputs, truth, {text: [(i, i % 2)] for i, text in enumerate(texts)}
+
+
+def test_a_network_that_copies_starts_from_what_is_named(named):
+    """With a weight of one and nothing else, the answer is the named output itself; without a name, the mean."""
+    texts, outputs, truth, mentions = named
+    with seeded(0):
+        network = Copying(networks.WordBag(width=4), mentions | {"nothing": []}, outputs, truth)(6).eval()
+    nn.init.ones_(network.weights)
+    for layer in (network.leave, network.network.head[-1]):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    torch.testing.assert_close(network(network.prepare(texts)), outputs)
+    torch.testing.assert_close(network(network.prepare(["nothing"]))[0], truth.mean(dim=0))
+    with pytest.raises(KeyError):
+        network.prepare(["a text whose names were not read"])
+
+
+def test_copying_answers_texts_that_name_unseen_outputs(named):
+    """A bag of words knows nothing of a word that it has not met."""
+    texts, outputs, truth, mentions = named
+    bag, training = networks.WordBag(width=16, hidden=(16,)), replace(QUIET, epochs=30, standardize=False)
+    errors = {}
+    for name, network in (("bag", bag), ("copying", Copying(bag, mentions, outputs, truth[:300], hidden=16))):
+        pairs, held_out = (texts[:300], truth[:300]), (texts[300:], truth[300:])
+        model = fit_regression(network, training, pairs, held_out, seed=0)
+        errors[name] = (model.predict(texts[300:]) - truth[300:]).square().mean().item()
+    assert errors["copying"] < 0.1 < 0.5 < errors["bag"]
+
+
+def test_names_are_left_out_in_training_only(named):
+    texts, outputs, truth, mentions = named
+    with seeded(0):
+        network = Copying(networks.WordBag(width=4, dropout=0.0), mentions, outputs, truth, dropped=0.5)(6)
+        inputs = network.prepare(texts)
+        first, second = network(inputs), network(inputs)
+    changed = (first != second).any(dim=1).float().mean()
+    assert 0.4 < changed < 0.6  # there in one of two, with probability one half
+    network.eval()
+    assert torch.equal(network(inputs), network(inputs))
 
 
 def test_plain_regression_learns():

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from dsokr.errors import import_extra
-from studies.data.chebi20 import SOURCES, Molecules, load_chebi20, make_molecules
-from studies.data.files import cache_result, data_folder, read_arrays
+from studies.data import chebi20
+from studies.data.chebi20 import ChEBI20, Molecules, make_molecules
+from studies.data.files import cache_result, read_arrays
 
 RELATIONS = ("conjugate base of", "conjugate acid of", "derives from", "enantiomer of", "tautomer of")
 OTHER, DEFINITION = len(RELATIONS), len(RELATIONS) + 1  # without one of these words: later, or in the first sentence
@@ -44,14 +45,11 @@ class Mentions:
     by_text: dict[str, list[tuple[int, int]]]
 
 
-def load_mentions(folder: str | Path | None = None) -> Mentions:
+def load_mentions(data: ChEBI20, folder: str | Path | None = None) -> Mentions:
     """What the texts of ChEBI-20 mention. The first call needs RDKit, Java and about a minute; the result is cached."""
-    return cache_result(read_chebi20)(data_folder(folder))
-
-
-def read_chebi20(folder: Path) -> Mentions:
-    data, table = load_chebi20(folder), read_arrays(SOURCES["mol2vec_tokens"].find(folder))
-    return read_mentions([*data.train.texts, *data.val.texts, *data.test.texts], table["token"], table["vector"])
+    table = read_arrays(chebi20.SOURCES["mol2vec_tokens"].find(folder))
+    texts = [text for part in (data.train, data.val, data.test) for text in part.texts]
+    return cache_result(read_mentions)(texts, table["token"], table["vector"])
 
 
 def read_mentions(texts: Sequence[str], tokens: np.ndarray, vectors: np.ndarray) -> Mentions:
@@ -105,8 +103,8 @@ def find_mentions(text: str, smiles: dict[str, str]) -> Iterator[tuple[str, int]
 
 
 def read_names(names: Iterable[str]) -> dict[str, str]:
-    """SMILES of the names that OPSIN can read, as written or with small changes."""
-    ways = {name: [way for way in (name, *rewrite(name)) if way.isascii() and way.isprintable()] for name in names}
+    """SMILES of the names that OPSIN can read, rewritten or as they are."""
+    ways = {name: [way for way in (*rewrite(name), name) if way.isascii() and way.isprintable()] for name in names}
     smiles = call_opsin(list(dict.fromkeys(way for own in ways.values() for way in own)))
     found = {name: next((smiles[way] for way in own if way in smiles), None) for name, own in ways.items()}
     chem = import_extra("rdkit.Chem", "chem")
@@ -116,18 +114,18 @@ def read_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def rewrite(name: str) -> Iterator[str]:
-    """Systematic forms of names as ChEBI writes them: without a charge, and with the places of double bonds.
+    """Systematic forms of names as ChEBI writes them: with the places of double bonds, and without a charge.
 
     >>> list(rewrite("(9Z,12Z)-octadecadienoyl-CoA(4-)"))
-    ['(9Z,12Z)-octadecadienoyl-CoA', '(9Z,12Z)-octadeca-9,12-dienoyl-CoA']
+    ['(9Z,12Z)-octadeca-9,12-dienoyl-CoA', '(9Z,12Z)-octadecadienoyl-CoA']
     """
     neutral = CHARGE.sub("", name)
-    if neutral != name:
-        yield neutral
     if (match := POLYENE.search(neutral)) is not None:
         places = STEREO.findall(neutral[: match.start()])
         if len(places) == 2 + ENES.index(match[1]):
             yield f"{neutral[: match.start()]}a-{','.join(places)}-{match[1]}en{neutral[match.end() :]}"
+    if neutral != name:
+        yield neutral
 
 
 def call_opsin(names: Sequence[str]) -> dict[str, str]:
