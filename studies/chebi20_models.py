@@ -377,7 +377,7 @@ ENSEMBLES = {
     "ours, ensemble, tanimoto + WL": ("ours, tanimoto + WL",),
     ALL_KERNELS: tuple(method.name for method in OURS),
 }
-NAMES = "ours, ensemble, names"
+NAMES, ALL_TOGETHER = "ours, ensemble, names", f"{ALL_KERNELS}, both encoders"
 COPYING_ENSEMBLES = {
     **{method.name.replace("ours,", "ours, ensemble,"): (method.name,) for method in COPYING},
     NAMES: tuple(method.name for method in COPYING),
@@ -385,7 +385,7 @@ COPYING_ENSEMBLES = {
 SMALL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 JOINT_ENSEMBLES = {  # over encoders, too
     "ours, ensemble, both encoders": {SMALL: ENSEMBLES[OUR_ENSEMBLE], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
-    "ours, ensemble, all kernels, both encoders": {SMALL: ENSEMBLES[ALL_KERNELS], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
+    ALL_TOGETHER: {SMALL: ENSEMBLES[ALL_KERNELS], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
     f"{NAMES}, encoder and words": {WORDS: COPYING_ENSEMBLES[NAMES], LARGER: COPYING_ENSEMBLES[NAMES]},
 }
 

@@ -79,7 +79,8 @@ class CopyingNetwork(nn.Module):
         there = rows > 0
         if self.training:
             there = there & (torch.rand(rows.shape, device=rows.device) >= self.shape.dropped)
-        owners, relations, outputs = there.nonzero()[:, 0], relations[there], self.known[rows[there]]  # outputs: (m, p)
+        owners, places = there.nonzero(as_tuple=True)  # (m,), (m,)
+        outputs, relations = self.known[rows[owners, places]], relations[owners, places]  # (m, p), (m,)
         changes = F.gelu(self.enter(self.normalize(outputs)) + self.relations(relations))
         nothing = changes.new_zeros(len(inputs), changes.shape[1])
         changed = self.network(rest) + self.leave(nothing.index_add(0, owners, changes))

@@ -231,11 +231,11 @@ GLYCINE, GLYCINATE = "NCC(=O)O", "NCC(=O)[O-]"
 
 def test_names_are_read_as_molecules():
     """Names that ChEBI writes in its own way: with a charge, and without the places of double bonds."""
-    names = ["glycine", "glycinate", "diclofenac(1-)", "linoleic acid", "(9Z,12Z)-octadecadienoic acid", "methyl"]
+    names = ["glycine", "glycinate", "methyl", "linoleic acid", "(9Z,12Z)-octadecadienoic acid", "acetyl-CoA"]
     found = mentions.read_names([*names, "acetyl-CoA(4-)", "a steroid", "naïve acid", ""])
     assert found["glycine"] == GLYCINE and found["glycinate"] == GLYCINATE and found["methyl"] == "[CH3]"
     assert found["(9Z,12Z)-octadecadienoic acid"] == found["linoleic acid"]
-    assert found["acetyl-CoA(4-)"] == mentions.read_names(["acetyl-CoA"])["acetyl-CoA"]
+    assert found["acetyl-CoA(4-)"] == found["acetyl-CoA"]
     assert not {"a steroid", "naïve acid", ""} & set(found)
 
 
