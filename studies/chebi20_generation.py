@@ -75,7 +75,7 @@ class Generation:
     search: GraphSearch = DEEP
     familiar: int = 3  # radius
     patience: float = 2.0  # seconds a text, for the search of familiar neighbourhoods
-    copies: bool = False  # what a text names; these molecules are starts of the search, too
+    copies: bool = False  # what a text names; molecules that training texts name are starts of the search, too
     n_test: int = 300  # a random part of the test texts
     k: int = 5  # graphs that are kept for each text
 
@@ -165,13 +165,15 @@ def fit(generation: Generation, task: models.TextTask, training: Training, rate:
 
 
 def fit_on_names(generation: Generation, task: models.TextTask, training: Training, rate: float, seed: int) -> Fitted:
-    """The training molecules with those that texts name, and a network that copies the latter."""
-    graphs, named = task.data.molecules.graphs, task.find_mentions().molecules.graphs
+    """The training molecules with those that training texts name, and a network that copies what its text names."""
+    mentions, graphs = task.find_mentions(), task.data.molecules.graphs
+    named, of_training = mentions.molecules.graphs, mentions.list_rows(task.data.train.texts)
     train, generator = graphs[np.unique(task.data.train.rows)], Generator().manual_seed(seed)
     basis = sketch_basis(generation.kernel, train, generation.sketch, generator=generator, device=task.device)
     model = models.fit_copying(basis, graphs, named, task, task.network(rate), generation.loss, training, seed)
-    named = named[LabelledGraphs.like(train).contains(named)]
-    return EmbeddedOutputs(basis, GraphBatch.joined([train, named])), model.predict
+    starts = named[of_training]
+    starts = starts[LabelledGraphs.like(train).contains(starts)]
+    return EmbeddedOutputs(basis, GraphBatch.joined([train, starts])), model.predict
 
 
 def search_by_all(

@@ -266,6 +266,7 @@ def test_mentions_are_read_once_for_the_same_texts(chebi, monkeypatch):
     assert found.by_text[texts[0]] == [(at(GLYCINE), mentions.RELATIONS.index("derives from"))]
     assert found.by_text[texts[1]] == found.by_text[data.test.texts[0]] == []
     assert [row for row, _ in found.by_text[texts[2]]] == [at(GLYCINE), at(GLYCINATE)]
+    assert found.list_rows(texts[:2]).tolist() == [at(GLYCINE)]
     monkeypatch.setattr(mentions, "call_opsin", None)
     assert mentions.load_mentions(data, chebi).by_text == found.by_text
 

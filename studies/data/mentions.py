@@ -44,6 +44,10 @@ class Mentions:
     molecules: Molecules
     by_text: dict[str, list[tuple[int, int]]]
 
+    def list_rows(self, texts: Iterable[str]) -> np.ndarray:
+        """The rows of the molecules that some of the texts mention, in order."""
+        return np.unique([row for text in texts for row, _ in self.by_text[text]])
+
 
 def load_mentions(data: ChEBI20, folder: str | Path | None = None) -> Mentions:
     """What the texts of ChEBI-20 mention. The first call needs RDKit, Java and about a minute; the result is cached."""
