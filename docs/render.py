@@ -858,7 +858,7 @@ def render_overview(results: Path) -> str:
             "here": "{hits@1:.1%} ({encoder})".format_map(same),
             "ours": "{hits@1:.1%} ({encoder})".format_map(single)
             + ", **{hits@1:.1%}** ({models} models)".format_map(together)
-            + "; {hits@1:.1%} without an encoder, on one core".format_map(words),
+            + "; {hits@1:.1%} with words and names alone, on one core".format_map(words),
         },
     ]
     headers = {"task": "task", "measure": "measure", "the paper": "paper", "its method, here": "here", "ours": "ours"}
