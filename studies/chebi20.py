@@ -107,11 +107,7 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
         ),
         *(
             models.copying(
-                method.name,
-                method.key["kernel"],
-                sketches.SubSample(500),
-                models.RANKED,
-                "ours, two tanimotos + counts",
+                method.name, method.key["kernel"], sketches.SubSample(500), models.RANKED, models.WITH_COUNTS
             )
             for method in models.COPYING
         ),

@@ -166,7 +166,7 @@ def fit(generation: Generation, task: models.TextTask, training: Training, rate:
 
 def fit_on_names(generation: Generation, task: models.TextTask, training: Training, rate: float, seed: int) -> Fitted:
     """The training molecules with those that training texts name, and a network that copies what its text names."""
-    mentions, graphs = task.find_mentions(), task.data.molecules.graphs
+    mentions, graphs = task.need_mentions(), task.data.molecules.graphs
     named, of_training = mentions.molecules.graphs, mentions.list_rows(task.data.train.texts)
     train, generator = graphs[np.unique(task.data.train.rows)], Generator().manual_seed(seed)
     basis = sketch_basis(generation.kernel, train, generation.sketch, generator=generator, device=task.device)

@@ -19,8 +19,8 @@ class Copying:
 
     An answer is often a mentioned output with a small change, "the conjugate base of glycine" say, and a change is
     easier to learn than the whole. ``coordinates`` ψ̃(y) of all mentioned outputs are in the basis of the ``targets``,
-    and both are standardised by the mean and spread of the latter. In training a mention is left out with probability
-    ``dropped``.
+    and all is in units of the mean and spread of the latter; what A reads is also normalised over its coordinates. In
+    training a mention is left out with probability ``dropped``.
     """
 
     network: NetworkFactory  # g
