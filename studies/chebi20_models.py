@@ -222,7 +222,8 @@ def fit_copying(
         (part.texts, Targets(*basis.embed_with_residual(take(molecules, part.rows))))
         for part in (task.data.train, task.data.val)
     )
-    copying = Copying(network, task.need_mentions().by_text, basis.embed(named), pairs[1].coordinates)
+    mentioned = torch.cat([basis.embed(named), basis.embed(molecules)])
+    copying = Copying(network, task.need_mentions().by_text, mentioned, pairs[1].coordinates)
     regressor = Neural(copying, loss, replace(training, standardize=False))  # the network does it
     return regressor.fit(*pairs, held_out, seed=seed, device=task.device, score=score)
 

@@ -1,4 +1,4 @@
-"""Networks that copy: an input mentions outputs, and their coordinates are a first answer, which is then changed."""
+"""Networks that copy: an input mentions outputs, and what it mentions is a first answer, which is then changed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from dsokr.regressors.networks.base import call_optional
 
 @dataclass(frozen=True, eq=False)
 class Copying:
-    """g(x) plus, for every output y that x mentions in a relation r, weight_r ⊙ ψ̃(y) + B gelu(A ψ̃(y) + c_r).
+    """a_0 g(x) + Σ_j a_j (w_r ⊙ ψ̃(y_j) + B h_j) with h_j = gelu(A ψ̃(y_j) + c_r), over all outputs y_j that x mentions.
 
     An answer is often a mentioned output with a small change, "the conjugate base of glycine" say, and a change is
-    easier to learn than the whole. ``coordinates`` ψ̃(y) of all mentioned outputs are in the basis of the ``targets``,
-    and all is in units of the mean and spread of the latter; what A reads is also normalised over its coordinates. In
-    training a mention is left out with probability ``dropped``.
+    easier to learn than the whole. The attention a is a softmax of t_r + v · h_j + s cos(g(x), ψ̃(y_j)), and of a
+    constant for g(x): it depends on the relation r of a mention, on its output, and on whether the output agrees with
+    the rest of the input. ``coordinates`` ψ̃(y) of all mentioned outputs are in the basis of the ``targets``, and all is
+    in units of the mean and spread of the latter; what A reads is also normalised over its coordinates. In training a
+    mention is left out with probability ``dropped``.
     """
 
     network: NetworkFactory  # g
@@ -51,9 +53,11 @@ class CopyingNetwork(nn.Module):
         known = torch.cat([torch.zeros(1, p), (outputs - mean) / spread])
         for name, tensor in {"mean": mean, "spread": spread, "known": known}.items():
             self.register_buffer(name, tensor.float(), persistent=False)
-        self.weights = nn.Parameter(torch.full((relations, p), 0.2))
+        self.weights = nn.Parameter(torch.ones(relations, p))
         self.normalize, self.enter, self.leave = nn.LayerNorm(p), nn.Linear(p, shape.hidden), nn.Linear(shape.hidden, p)
-        self.relations = nn.Embedding(relations, shape.hidden)
+        self.relations, self.trust = nn.Embedding(relations, shape.hidden), nn.Parameter(torch.zeros(relations))
+        self.judge = nn.Linear(shape.hidden, 1)
+        self.agreement, self.nothing = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.tensor(1.0))
 
     def prepare(self, xs: Sequence[str]) -> Tensor:  # (n, 2 · longest + those of g) int32
         """Rows of the mentioned outputs from 1 on, 0 for none; their relations; then the inputs of g."""
@@ -80,12 +84,16 @@ class CopyingNetwork(nn.Module):
         if self.training:
             there = there & (torch.rand(rows.shape, device=rows.device) >= self.shape.dropped)
         owners, places = there.nonzero(as_tuple=True)  # (m,), (m,)
-        outputs, relations = self.known[rows[owners, places]], relations[owners, places]  # (m, p), (m,)
-        changes = F.gelu(self.enter(self.normalize(outputs)) + self.relations(relations))
-        nothing = changes.new_zeros(len(inputs), changes.shape[1])
-        changed = self.network(rest) + self.leave(nothing.index_add(0, owners, changes))
+        outputs, relations, own = self.known[rows[owners, places]], relations[owners, places], self.network(rest)
+        changes = F.gelu(self.enter(self.normalize(outputs)) + self.relations(relations))  # (m, hidden)
+        trust = self.trust[relations] + self.judge(changes)[:, 0].float()
         with torch.autocast(inputs.device.type, enabled=False):  # 16 bits would make similar outputs equal
-            count, p = self.weights.shape
-            sums = outputs.new_zeros(len(inputs) * count, p).index_add(0, owners * count + relations, outputs)
-            copied = (self.weights * sums.view(-1, count, p)).sum(dim=1)
-            return self.mean + self.spread * (changed.float() + copied)
+            own = own.float()
+            trust = trust + self.agreement * F.cosine_similarity(own[owners], outputs)
+            scores = torch.full_like(rows, -torch.inf, dtype=torch.float32).index_put((owners, places), trust)
+            shares = torch.cat([self.nothing.expand(len(rows), 1), scores], dim=1).softmax(dim=1)
+            share = shares[owners, places + 1][:, None]  # (m, 1)
+            copied = share * F.embedding(relations, self.weights) * outputs
+            z = (shares[:, :1] * own).index_add(0, owners, copied)
+        changed = changes.new_zeros(len(rows), changes.shape[1]).index_add(0, owners, share.to(changes.dtype) * changes)
+        return self.mean + self.spread * (z + self.leave(changed).float())

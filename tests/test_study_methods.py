@@ -67,11 +67,11 @@ def named():
 
 
 def test_a_network_that_copies_starts_from_what_is_named(named):
-    """With a weight of one and nothing else, the answer is the named output itself; without a name, the mean."""
+    """If all attention is on what is named, that is the answer; without a name, the mean."""
     texts, outputs, truth, mentions = named
     with seeded(0):
         network = Copying(networks.WordBag(width=4), mentions | {"nothing": []}, outputs, truth)(6).eval()
-    nn.init.ones_(network.weights)
+    nn.init.constant_(network.nothing, -1e4)
     for layer in (network.leave, network.network.head[-1]):
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
