@@ -11,11 +11,12 @@ counts as half a rank; values under the two other conventions stand beside. The 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Generator, Tensor
 
 from dsokr import kernels, sketches
@@ -60,7 +61,12 @@ class Chebi20Config:
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
 
-FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JOINT_ENSEMBLES)
+FULL = Chebi20Config(
+    methods=models.BASELINES + models.PAPERS + models.OURS + models.COPYING + models.CLOSED_FORM,
+    ensembles=models.select_ensembles(models.SMALL)
+    | models.select_ensembles(models.SMALL, models.NAMES)
+    | models.JOINT_ENSEMBLES,
+)
 LEXICAL = Chebi20Config(  # names and words only
     encoder=models.WORDS,
     methods=models.COPYING,
@@ -306,13 +312,13 @@ def run_method(
 
 
 def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, session: Session) -> None:
-    """Combine kept models in the way that does best on validation."""
+    """Combine kept models in the way that does best on validation; several encoders with the best weights there."""
     results, key = session.results("ensembles"), make_ensemble_key(config, name, task)
-    files = [
-        vectors_file(config, task, method, seed, session, encoder)
+    groups = [
+        [vectors_file(config, task, method, seed, session, encoder) for method, seed in product(methods, config.seeds)]
         for encoder, methods in config.ensembles[name].items()
-        for method, seed in product(methods, config.seeds)
     ]
+    files = [file for group in groups for file in group]
     if results.has(key):
         return
     if not all(file.exists() for file in files):
@@ -320,13 +326,42 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
         return
     scorers = [models.choose_rule(models.ModelVectors.load(file, task.device), task)[1] for file in files]
 
-    def combine(way: Any, standardize: bool, part: str, rows: Tensor) -> Tensor:
-        return combine_scores([scorer(part, rows) for scorer in scorers], way, standardize=standardize)
+    def combine(way: Any, standardize: bool, weights: list[float] | None, part: str, rows: Tensor) -> Tensor:
+        return combine_scores([scorer(part, rows) for scorer in scorers], way, weights, standardize)
 
     ways = [way for way in product(COMBINATIONS, (False, True)) if way != ("mean rank", True)]  # ranks have no scale
-    best = max(ways, key=lambda way: models.mean_reciprocal_rank(partial(combine, *way), task))
-    metrics = models.measure_retrieval(partial(combine, *best), task)
-    results.record(key, lambda: {"chosen": {"combine": best[0], "standardize": best[1]}, "metrics": metrics})
+    equally = {way: partial(combine, way[0], way[1], None) for way in ways}
+    way, standardize = max(ways, key=lambda way: models.mean_reciprocal_rank(equally[way], task))
+    weights = None
+    if len(groups) > 1 and way != "max score":
+        sizes = [len(group) for group in groups]
+        shares = choose_shares(partial(combine, way, standardize), sizes, task)
+        weights = [share / size for share, size in zip(shares, sizes, strict=True) for _ in range(size)]
+    metrics = models.measure_retrieval(partial(combine, way, standardize, weights), task)
+    chosen: Row = {"combine": way, "standardize": standardize}
+    chosen |= {} if weights is None else {"shares": dict(zip(config.ensembles[name], shares, strict=True))}
+    results.record(key, lambda: {"chosen": chosen, "metrics": metrics})
+
+
+def choose_shares(combine: Callable[..., Tensor], sizes: list[int], task: models.TextTask) -> tuple[float, ...]:
+    """What each group of members weighs, by the mean reciprocal rank on validation: in tenths, or as its members."""
+    blocks = torch.arange(len(task.truth("val"))).split(models.QUERIES)
+    starts = np.cumsum([0, *sizes])
+    groups = [
+        torch.cat([combine([float(a <= i < b) for i in range(starts[-1])], "val", rows) for rows in blocks])
+        for a, b in pairwise(starts)
+    ]  # the scores of each group alone
+
+    def rate(shares: tuple[float, ...]) -> float:
+        def score(part: str, rows: Tensor) -> Tensor:
+            parts = [share * group[rows.to(group.device)] for share, group in zip(shares, groups, strict=True)]
+            return torch.stack(parts).sum(dim=0)
+
+        return models.mean_reciprocal_rank(score, task)
+
+    equal = tuple(size / sum(sizes) for size in sizes)
+    tenths = [shares for shares in product(range(11), repeat=len(sizes)) if sum(shares) == 10]
+    return max([equal, *(tuple(n / 10 for n in shares) for shares in tenths)], key=rate)
 
 
 SIZES = {"full": (FULL, SMALL_WORDED, LEXICAL, LARGE, WORDED), "reduced": (REDUCED,), "quick": (QUICK,)}

@@ -384,6 +384,7 @@ JOINT_ENSEMBLES = {  # over encoders, too
     "ours, ensemble, both encoders": {SMALL: ENSEMBLES[OUR_ENSEMBLE], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
     ALL_TOGETHER: {SMALL: ENSEMBLES[ALL_KERNELS], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
     f"{NAMES}, encoder and words": {WORDS: COPYING_ENSEMBLES[NAMES], LARGER: COPYING_ENSEMBLES[NAMES]},
+    f"{NAMES}, both encoders and words": dict.fromkeys((WORDS, SMALL, LARGER), COPYING_ENSEMBLES[NAMES]),
 }
 
 

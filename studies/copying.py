@@ -18,11 +18,10 @@ class Copying:
     """a_0 g(x) + Σ_j a_j (w_r ⊙ ψ̃(y_j) + B h_j) with h_j = gelu(A ψ̃(y_j) + c_r), over all outputs y_j that x mentions.
 
     An answer is often a mentioned output with a small change, "the conjugate base of glycine" say, and a change is
-    easier to learn than the whole. The attention a is a softmax of t_r + v · h_j + s cos(g(x), ψ̃(y_j)), and of a
-    constant for g(x): it depends on the relation r of a mention, on its output, and on whether the output agrees with
-    the rest of the input. ``coordinates`` ψ̃(y) of all mentioned outputs are in the basis of the ``targets``, and all is
-    in units of the mean and spread of the latter; what A reads is also normalised over its coordinates. In training a
-    mention is left out with probability ``dropped``.
+    easier to learn than the whole. The attention a is a softmax of t_r + v · h_j, and of a constant for g(x): it
+    depends on the relation r of a mention and on its output. ``coordinates`` ψ̃(y) of all mentioned outputs are in the
+    basis of the ``targets``, and all is in units of the mean and spread of the latter; what A reads is also normalised
+    over its coordinates. In training a mention is left out with probability ``dropped``.
     """
 
     network: NetworkFactory  # g
@@ -56,8 +55,7 @@ class CopyingNetwork(nn.Module):
         self.weights = nn.Parameter(torch.ones(relations, p))
         self.normalize, self.enter, self.leave = nn.LayerNorm(p), nn.Linear(p, shape.hidden), nn.Linear(shape.hidden, p)
         self.relations, self.trust = nn.Embedding(relations, shape.hidden), nn.Parameter(torch.zeros(relations))
-        self.judge = nn.Linear(shape.hidden, 1)
-        self.agreement, self.nothing = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.tensor(1.0))
+        self.judge, self.nothing = nn.Linear(shape.hidden, 1), nn.Parameter(torch.ones(1))
 
     def prepare(self, xs: Sequence[str]) -> Tensor:  # (n, 2 · longest + those of g) int32
         """Rows of the mentioned outputs from 1 on, 0 for none; their relations; then the inputs of g."""
@@ -84,16 +82,14 @@ class CopyingNetwork(nn.Module):
         if self.training:
             there = there & (torch.rand(rows.shape, device=rows.device) >= self.shape.dropped)
         owners, places = there.nonzero(as_tuple=True)  # (m,), (m,)
-        outputs, relations, own = self.known[rows[owners, places]], relations[owners, places], self.network(rest)
+        outputs, relations = self.known[rows[owners, places]], relations[owners, places]  # (m, p), (m,)
         changes = F.gelu(self.enter(self.normalize(outputs)) + self.relations(relations))  # (m, hidden)
         trust = self.trust[relations] + self.judge(changes)[:, 0].float()
-        with torch.autocast(inputs.device.type, enabled=False):  # 16 bits would make similar outputs equal
-            own = own.float()
-            trust = trust + self.agreement * F.cosine_similarity(own[owners], outputs)
-            scores = torch.full_like(rows, -torch.inf, dtype=torch.float32).index_put((owners, places), trust)
-            shares = torch.cat([self.nothing.expand(len(rows), 1), scores], dim=1).softmax(dim=1)
-            share = shares[owners, places + 1][:, None]  # (m, 1)
-            copied = share * F.embedding(relations, self.weights) * outputs
-            z = (shares[:, :1] * own).index_add(0, owners, copied)
+        scores = torch.full_like(rows, -torch.inf, dtype=torch.float32).index_put((owners, places), trust)
+        shares = torch.cat([self.nothing.expand(len(rows), 1), scores], dim=1).softmax(dim=1)  # (n, 1 + longest)
+        share = shares[owners, places + 1][:, None]
         changed = changes.new_zeros(len(rows), changes.shape[1]).index_add(0, owners, share.to(changes.dtype) * changes)
-        return self.mean + self.spread * (z + self.leave(changed).float())
+        z = shares[:, :1] * self.network(rest).float() + self.leave(changed).float()
+        with torch.autocast(inputs.device.type, enabled=False):  # 16 bits would make similar outputs equal
+            copied = share * F.embedding(relations, self.weights) * outputs
+            return self.mean + self.spread * z.index_add(0, owners, copied)

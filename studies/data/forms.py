@@ -1,4 +1,4 @@
-"""Molecules that differ from given ones as texts say: by protons, by their handedness, by a condensation. Uses RDKit."""
+"""Molecules that are made from others as texts say: with other protons, mirrored, or condensed. Uses RDKit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -19,7 +19,10 @@ CONDENSATIONS = tuple(  # an acid with what loses a hydrogen
         ("[S;H1:2]", "[S:2]"),
     )
 )
-PEPTIDE = "[N:1][C:2][C:3](=[O:4])[OH].[N;H1,H2;+0:5][C:6][C:7](=[O:8])[OH:9]>>[N:1][C:2][C:3](=[O:4])[N:5][C:6][C:7](=[O:8])[OH:9]"
+PEPTIDE = (
+    "[N:1][C:2][C:3](=[O:4])[OH].[N;H1,H2;+0:5][C:6][C:7](=[O:8])[OH:9]"
+    ">>[N:1][C:2][C:3](=[O:4])[N:5][C:6][C:7](=[O:8])[OH:9]"
+)
 TAUTOMERS = (  # as OPSIN and as PubChem write them: guanidines and histidines
     "[NH1:1]=[C:2]([NH2:3])[NH1:4][CX4:5]>>[NH2:1][C:2]([NH2:3])=[NH0:4][C:5]",
     "[CX4:6][c:1]1[cH:2][nH:3][cH:4][n:5]1>>[C:6][c:1]1[c:2][nH0:3][c:4][nH:5]1",

@@ -182,11 +182,15 @@ def find_related(text: str) -> set[tuple[str, str]]:
     [('ferruginol', 'in the definition'), ('lithocholate', 'derives from')]
     """
     found = [
-        (name, relation) for relation, names in RELATED.findall(text) for name in re.split(r",? and (?=an? )|, (?=an? )", names)
+        (name, relation)
+        for relation, names in RELATED.findall(text)
+        for name in re.split(r",? and (?=an? )|, (?=an? )", names)
     ]
     if (match := PARENT.match(SENTENCE.split(text)[0])) is not None:
         found.append((match[1], DEFINITION))
-    return {(re.sub("ic acid$", "ate", CHARGE.sub("", ARTICLE.sub("", name)).lower()), relation) for name, relation in found}
+    return {
+        (re.sub("ic acid$", "ate", CHARGE.sub("", ARTICLE.sub("", name)).lower()), relation) for name, relation in found
+    }
 
 
 def split_words(text: str) -> list[list[str]]:

@@ -13,9 +13,16 @@ COMPLEX = ("", "", "bis", "tris", "tetrakis", "pentakis", "hexakis", "heptakis",
 HALOGENS = ("fluorine", "chlorine", "bromine", "iodine")
 SYNONYMS = {
     **{halogen + ending: f"{halogen[:-3]}o" for halogen in HALOGENS for ending in ("", "s")},
-    **{"amine": "amino", "hydroxyl": "hydroxy", "hydroxyls": "hydroxy", "keto": "oxo", "methylene": "methylidene"},
-    **{"monophosphate": "phosphonooxy", "phosphate": "phosphonooxy", "sulfate": "sulfooxy"},
-    **{"prenyl": "3-methylbut-2-en-1-yl", "geranyl": "(2E)-3,7-dimethylocta-2,6-dien-1-yl"},
+    "amine": "amino",
+    "hydroxyl": "hydroxy",
+    "hydroxyls": "hydroxy",
+    "keto": "oxo",
+    "methylene": "methylidene",
+    "monophosphate": "phosphonooxy",
+    "phosphate": "phosphonooxy",
+    "sulfate": "sulfooxy",
+    "prenyl": "3-methylbut-2-en-1-yl",
+    "geranyl": "(2E)-3,7-dimethylocta-2,6-dien-1-yl",
 }
 ATOMS = {"N": "nitrogen amino amide amine N indole", "O": "oxygen hydroxy hydroxyl phenolic", "S": "sulfur thiol"}
 
@@ -26,7 +33,10 @@ REPLACED = r"(?:is|are|has been|have been|being|was|were) (?:each )?(?:replaced|
 GROUPS = r"(?P<groups>.+?)(?=,? respectively|[.;](?: |$)| \(|, (?:while|whilst|which|used|isolated)|$)"
 GROUP = r"[- ](?:group|substituent|residue|moiety|moietie|atom|unit|function)s?"
 CHANGES = (  # of the molecule that is named before
-    re.compile(rf",? (?:in which|where|with)(?: [a-z]+){{,3}} hydrogens?(?: atoms?)? (?:at|on) {PLACES}(?: of [^ ]+)? {REPLACED} {GROUPS}"),
+    re.compile(
+        rf",? (?:in which|where|with)(?: [a-z]+){{,3}} hydrogens?(?: atoms?)? (?:at|on) {PLACES}(?: of [^ ]+)? "
+        rf"{REPLACED} {GROUPS}"
+    ),
     re.compile(rf" (?:which is |that is )?substituted at {PLACES} (?:by|with) {GROUPS}"),
 )
 ON_ATOM = re.compile(rf",? in which (?P<what>(?:[\w-]+ ){{,4}}?hydrogens?(?: [\w-]+){{,8}}?) {REPLACED} {GROUPS}")
@@ -53,12 +63,17 @@ LIPIDS = {
 }
 CHARGE = re.compile(r"\(\d*[+-]\)$|\s(?:zwitterion|anion|cation|dianion)$")
 
-LINKED = re.compile(r"(?:consisting of|composed of|comprising|of) (?P<units>(?:an? )?[^.]*?ose\b.*?)(?: residues)? (?:all )?(?:joined|linked|in a linear)(?P<links>[^.]+)")
+LINKED = re.compile(
+    r"(?:consisting of|composed of|comprising|of) (?P<units>(?:an? )?[^.]*?ose\b.*?)(?: residues)? "
+    r"(?:all )?(?:joined|linked|in a linear)(?P<links>[^.]+)"
+)
 LINK = re.compile(r"\((?:alpha|beta)?-?(\d+->\d+)\)")
 
 ENES = ("", "di", "tri", "tetra", "penta", "hexa", "hepta", "octa")
 BARE_STEREO = re.compile(r"(?<![\w(',])((?:\d+[EZ],)*\d+[EZ])-")
-ALL_SIDES = re.compile(r"all-(cis|trans)-(?:(\d[\d,]*)-([a-z]+a)|([a-z]+a)-(\d[\d,]*)-)(?=(?:di|tri|tetra|penta|hexa)en)")
+ALL_SIDES = re.compile(
+    r"all-(cis|trans)-(?:(\d[\d,]*)-([a-z]+a)|([a-z]+a)-(\d[\d,]*)-)(?=(?:di|tri|tetra|penta|hexa)en)"
+)
 UNPLACED = re.compile(rf"(?<=[a-z])(?:a({'|'.join(ENES[1:])}))?en(?=o(?:ic|yl|ate)|al\b)")
 
 
@@ -181,7 +196,7 @@ def spell_chain(sentence: str) -> Iterator[str]:
     for match in LINKED.finditer(sentence):
         sugars, links = list[str](), LINK.findall(match["links"])
         for part in filter(None, re.split(r",? and |, ", match["units"])):
-            words = re.sub(r" (?:residue|unit)s?$", "", part.rstrip(",")).removeprefix("a ").removeprefix("an ").split(" ")
+            words = re.sub(r"^an? |,$| (?:residue|unit)s?,?$", "", part).split(" ")
             sugars += [words[-1].removesuffix("s")] * TIMES.get(words[0], 1)
         links = links * (len(sugars) - 1) if len(links) == 1 else links
         if len(sugars) > 1 and len(links) == len(sugars) - 1:
