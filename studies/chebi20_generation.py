@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from dsokr.losses import Loss
 from dsokr.regressors import Neural, Training
 from dsokr.rules import Rule
 from studies import chebi20_models as models
+from studies.data.mentions import Mentions
 from studies.results import MISSING, Columns, Row, name_hardware, pick_fields, read_commit, today
 from studies.study import Session, Stopwatch
 
@@ -59,7 +61,9 @@ COLUMNS: Columns = {
 KERNEL, SKETCH = models.WL.normalized(), sketches.SubSample(2000)
 DEEP = GraphSearch(beam=32, budget=40_000, pieces=32)
 TRAINING_MOLECULE, SEARCH, FAMILIAR = "best training molecule", "search", "search, familiar neighbourhoods"
+WITH_NAMED = "search, and what the text itself names"
 PERFECT = "search from true coordinates"
+SEARCHES = (TRAINING_MOLECULE, SEARCH, FAMILIAR)
 TASKS = 8  # into which the texts are divided, for all processors
 Fitted = tuple[EmbeddedOutputs, Callable[[list[str]], Tensor]]  # the starts of a search, and texts -> coordinates
 
@@ -99,7 +103,7 @@ def run_generation(
     own |= {"epochs": training.epochs} | pick_fields(generation, "familiar", "patience")
     own |= {"copies": True} if generation.copies else {}
     measure_kept(
-        [own | {"method": method} for method in (TRAINING_MOLECULE, SEARCH, FAMILIAR)],
+        [own | {"method": method} for method in (*SEARCHES, *(WITH_NAMED,) * generation.copies)],
         lambda: generate(generation, task, training, rate, seed, chosen),
         chosen,
         f"generated, {task.encoder}, {texts}, {training.epochs} epochs, {kind}",
@@ -132,7 +136,7 @@ def measure_kept(
         for own in keys:
             part = kept[own["method"]]
             graphs = part["graphs"]
-            if own["method"] in (SEARCH, FAMILIAR):  # if none is a molecule, the answer is a training molecule
+            if own["method"] not in (TRAINING_MOLECULE, PERFECT):  # if none is a molecule, a training molecule is taken
                 graphs = [a + b for a, b in zip(graphs, kept[TRAINING_MOLECULE]["graphs"], strict=True)]
             metrics = measure_molecules(graphs, truth) | {"missed": part["missed"], "proved": part["proved"]}
             yield {"metrics": metrics, "seconds": part["seconds"]} | kept["made"]
@@ -190,7 +194,31 @@ def search_by_all(
     truth, found = task.data.molecules.graphs[task.data.test.rows[chosen]], start_record()
     for name, decoder in decoders.items():
         found[name] = search_all(decoder, known, z, truth, generation.k, clock)
+    if generation.copies:
+        texts = [task.data.test.texts[i] for i in chosen]
+        found[WITH_NAMED] = add_named(found[FAMILIAR], known.basis, z, task.need_mentions(), texts, generation)
     return found
+
+
+def add_named(
+    found: Row, basis: SketchedBasis, z: Tensor, mentions: Mentions, texts: list[str], generation: Generation
+) -> Row:
+    """What a search found together with the molecules that each text names itself, by their scores."""
+    basis, scores, graphs = basis.to("cpu"), [], []
+    for i, (text, row) in enumerate(zip(texts, z.cpu(), strict=True)):
+        named = mentions.molecules.graphs[mentions.list_rows([text])]
+        own = basis.score(row[None], named, generation.rule)[0].tolist() if len(named) else []
+        both = [*found["scores"][i], *own], [*found["graphs"][i], *([g.labels, g.edges] for g in named)]
+        best = sorted(zip(*both, strict=True), key=itemgetter(0), reverse=True)[: generation.k]
+        scores.append([score for score, _ in best])
+        graphs.append([graph for _, graph in best])
+    return found | count_missed(scores, found["truth"]) | {"graphs": graphs}
+
+
+def count_missed(scores: list[list[float]], truth: list[float]) -> Row:
+    """The scores of answers and of the truth, and how often the truth scores higher."""
+    missed = sum(true > best[0] + 1e-9 for best, true in zip(scores, truth, strict=True))
+    return {"scores": scores, "truth": truth, "missed": missed / len(truth)}
 
 
 def generate_perfectly(generation: Generation, task: models.TextTask, seed: int, chosen: np.ndarray) -> Row:
@@ -217,14 +245,18 @@ def search_all(decoder: Decoder, known: EmbeddedOutputs, z: Tensor, truth: Graph
             for rows in torch.arange(len(z)).split(-(-len(z) // TASKS))
         )
     columns: Row = {name: [item for part in found for item in part[name]] for name in found[0]}
-    shares = {name: sum(columns[name]) / len(z) for name in ("missed", "proved")}
-    return {"graphs": columns["graphs"], "seconds": dict(clock.seconds)} | shares
+    scores = count_missed(columns["scores"], columns["truth"])
+    return {
+        "graphs": columns["graphs"],
+        "seconds": dict(clock.seconds),
+        "proved": sum(columns["proved"]) / len(z),
+    } | scores
 
 
 def search_some(
     decoder: Decoder, fixed: tuple[Any, ...], rows: np.ndarray, truth: GraphBatch, k: int
 ) -> dict[str, list[Any]]:
-    """The graphs for some rows as plain lists, whether the truth scores higher, and whether none can."""
+    """The graphs for some rows as plain lists, their scores and that of the truth, and whether none can be better."""
     torch.set_num_threads(1)
     kernel, anchors, projection, outputs, psi, diag, form = fixed
     with warnings.catch_warnings():
@@ -232,14 +264,11 @@ def search_some(
         projection, psi, diag, z = map(torch.from_numpy, (projection, psi, diag, rows))
     basis = SketchedBasis(kernel, anchors, None, projection)
     best = decoder.best(basis, z, EmbeddedOutputs(basis, outputs, True, (psi, diag), form), k)
-    scores, true = (
-        torch.stack([one.scores[0] for one in best]),
-        basis.score(z, truth, decoder.scoring_rule()).diagonal(),
-    )
     return {
         "graphs": [[[g.labels, g.edges] for g in GraphBatch.of(one.outputs)] for one in best],
-        "missed": (true > scores + 1e-9).tolist(),
-        "proved": decoder.prove(basis, z, scores).tolist(),
+        "scores": [one.scores.tolist() for one in best],
+        "truth": basis.score(z, truth, decoder.scoring_rule()).diagonal().tolist(),
+        "proved": decoder.prove(basis, z, torch.stack([one.scores[0] for one in best])).tolist(),
     }
 
 

@@ -21,7 +21,8 @@ class Copying:
     easier to learn than the whole. The attention a is a softmax of t_r + v · h_j, and of a constant for g(x): it
     depends on the relation r of a mention and on its output. ``coordinates`` ψ̃(y) of all mentioned outputs are in the
     basis of the ``targets``, and all is in units of the mean and spread of the latter; what A reads is also normalised
-    over its coordinates. In training a mention is left out with probability ``dropped``.
+    over its coordinates. In training a mention is left out with probability ``dropped``, and all mentions of an input
+    with probability ``alone``, so that g also learns from inputs that name their answer.
     """
 
     network: NetworkFactory  # g
@@ -30,6 +31,7 @@ class Copying:
     targets: Tensor  # (n, p)
     hidden: int = 512
     dropped: float = 0.2
+    alone: float = 0.3
 
     def __call__(self, p: int) -> CopyingNetwork:
         return CopyingNetwork(self, p)
@@ -61,8 +63,8 @@ class CopyingNetwork(nn.Module):
         """Rows of the mentioned outputs from 1 on, 0 for none; their relations; then the inputs of g."""
         mentioned = torch.zeros(len(xs), 2, self.longest, dtype=torch.int32)
         for i, x in enumerate(xs):
-            for j, (row, relation) in enumerate(self.shape.mentions[x]):
-                mentioned[i, :, j] = torch.tensor([row + 1, relation])
+            if found := self.shape.mentions[x]:
+                mentioned[i, :, : len(found)] = torch.tensor([(row + 1, relation) for row, relation in found]).T
         return torch.cat([mentioned.flatten(1), call_optional(self.network, "prepare", xs)], dim=1)
 
     def _split(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,6 +83,7 @@ class CopyingNetwork(nn.Module):
         there = rows > 0
         if self.training:
             there = there & (torch.rand(rows.shape, device=rows.device) >= self.shape.dropped)
+            there = there & (torch.rand(len(rows), 1, device=rows.device) >= self.shape.alone)
         owners, places = there.nonzero(as_tuple=True)  # (m,), (m,)
         outputs, relations = self.known[rows[owners, places]], relations[owners, places]  # (m, p), (m,)
         changes = F.gelu(self.enter(self.normalize(outputs)) + self.relations(relations))  # (m, hidden)

@@ -12,18 +12,22 @@ import torch
 from torch import Generator, nn
 from torch.nn.functional import binary_cross_entropy
 
-from dsokr import Training, networks
+from dsokr import Training, networks, sketches
+from dsokr.basis import sketch_basis
 from dsokr.compute import seeded
 from dsokr.metrics import f1, ranks
 from dsokr.regressors import Neural
 from dsokr.regressors.networks import MLP
 from dsokr.regressors.networks.base import build_network
-from studies import chebi20, chebi20_models, label_ranking, multilabel, strings, synthetic
+from studies import chebi20, chebi20_generation, chebi20_models, label_ranking, multilabel, strings, synthetic
 from studies import label_ranking_methods as rankings
 from studies.baselines.contrastive import CMAM, MoleculeGCN, MoleculeMLP
 from studies.baselines.regression import THRESHOLDS, BinaryCrossEntropy, LabelNetwork, as_targets, fit_regression
+from studies.chebi20_generation import Generation
 from studies.copying import Copying
+from studies.data.chebi20 import describe_molecules
 from studies.data.label_ranking import generate as generate_rankings
+from studies.data.mentions import Mentions
 from studies.data.multilabel import MultiLabel
 from studies.data.ocr_letters import generate as generate_words
 from studies.multilabel_methods import LabelTask
@@ -93,16 +97,39 @@ def test_copying_answers_texts_that_name_unseen_outputs(named):
     assert errors["copying"] < 0.1 < 0.5 < errors["bag"]
 
 
+def test_what_a_text_names_is_an_answer_if_it_scores_higher():
+    data = describe_molecules(60, 5, 5)
+    graphs, generation = data.molecules.graphs, Generation(sketch=sketches.SubSample(30), k=2)
+    basis = sketch_basis(generation.kernel, graphs[:60], generation.sketch, generator=Generator().manual_seed(0))
+    z = basis.embed(graphs[60:62])
+    found = {"graphs": [[[g.labels, g.edges]] for g in graphs[:2]], "proved": 0.0}
+    scores = basis.score(z, graphs, "cosine")
+    found |= chebi20_generation.count_missed(
+        scores[[0, 1], [0, 1]][:, None].tolist(), scores[[0, 1], [60, 61]].tolist()
+    )
+    assert found["missed"] == 1.0
+    mentions = Mentions(data.molecules, ["as it is"], {"named": [(60, 0), (5, 0)], "nothing": []})
+    both = chebi20_generation.add_named(found, basis, z, mentions, ["named", "nothing"], generation)
+    assert both["graphs"][0][0] == [graphs[60].labels, graphs[60].edges] and len(both["graphs"][0]) == 2
+    assert both["graphs"][1] == found["graphs"][1] and both["missed"] == 0.5
+
+
 def test_names_are_left_out_in_training_only(named):
     texts, outputs, truth, mentions = named
     with seeded(0):
-        network = Copying(networks.WordBag(width=4, dropout=0.0), mentions, outputs, truth, dropped=0.5)(6)
+        bag = networks.WordBag(width=4, dropout=0.0)
+        one, all_of_them = (
+            Copying(bag, mentions, outputs, truth, dropped=dropped, alone=alone)(6)
+            for dropped, alone in ((0.5, 0.0), (0.0, 0.5))
+        )
+    for network in (one, all_of_them):
         inputs = network.prepare(texts)
-        first, second = network(inputs), network(inputs)
-    changed = (first != second).any(dim=1).float().mean()
-    assert 0.4 < changed < 0.6  # there in one of two, with probability one half
-    network.eval()
-    assert torch.equal(network(inputs), network(inputs))
+        with seeded(0):
+            first, second = network(inputs), network(inputs)
+        changed = (first != second).any(dim=1).float().mean()
+        assert 0.4 < changed < 0.6  # there in one of two, with probability one half
+        network.eval()
+        assert torch.equal(network(inputs), network(inputs))
 
 
 def test_plain_regression_learns():

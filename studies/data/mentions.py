@@ -63,7 +63,7 @@ class Mentions:
 
     def list_rows(self, texts: Iterable[str]) -> np.ndarray:
         """The rows of the named molecules that some of the texts mention, in order."""
-        rows = np.unique([row for text in texts for row, _ in self.by_text[text]])
+        rows = np.unique(np.array([row for text in texts for row, _ in self.by_text[text]], np.int64))
         return rows[rows < len(self.molecules)]
 
 
@@ -178,8 +178,8 @@ def share_names(
 def find_related(text: str) -> set[tuple[str, str]]:
     """What a text names in a relation or starts from, whether or not it can be read.
 
-    >>> sorted(find_related("The molecule is a diterpenoid that is ferruginol in which. It derives from a lithocholic acid."))
-    [('ferruginol', 'in the definition'), ('lithocholate', 'derives from')]
+    >>> sorted(find_related("The molecule is a thing that is ferruginol in which. It derives from a cholic acid."))
+    [('cholate', 'derives from'), ('ferruginol', 'in the definition')]
     """
     found = [
         (name, relation)
