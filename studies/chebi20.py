@@ -61,19 +61,18 @@ class Chebi20Config:
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
 
-FULL = Chebi20Config(
-    methods=models.BASELINES + models.PAPERS + models.OURS + models.COPYING + models.CLOSED_FORM,
-    ensembles=models.select_ensembles(models.SMALL)
-    | models.select_ensembles(models.SMALL, models.NAMES)
-    | models.JOINT_ENSEMBLES,
-)
-LEXICAL = Chebi20Config(  # names and words only
-    encoder=models.WORDS,
-    methods=models.COPYING,
-    ensembles=models.select_ensembles(models.WORDS, models.NAMES) | models.JOINT_ENSEMBLES,
-    rates=(10.0,),  # chosen by the reduced study
-    shares=(),
-    long_epochs=None,
+FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JOINT_ENSEMBLES)
+NAMED = tuple(  # networks that copy what a text names
+    Chebi20Config(
+        encoder=encoder,
+        methods=models.COPYING,
+        ensembles=models.select_ensembles(encoder, models.NAMES) | models.NAMED_ENSEMBLES,
+        seeds=(0,),
+        rates=(rate,),  # as without names; that of words was chosen by the reduced study
+        shares=(),
+        long_epochs=None,
+    )
+    for encoder, rate in ((models.WORDS, 10.0), (models.SMALL, 0.6), (models.LARGER, 0.2))
 )
 WORDED = Chebi20Config(  # which is behind the encoder alone
     encoder=models.LARGER + models.AND_WORDS,
@@ -86,11 +85,9 @@ WORDED = Chebi20Config(  # which is behind the encoder alone
 SMALL_WORDED = replace(WORDED, encoder=models.SMALL + models.AND_WORDS, rates=(0.6,), seeds=(0,), ensembles={})
 LARGE = Chebi20Config(
     encoder=models.LARGER,
-    methods=(models.BASELINES[1], models.PAPERS[0], models.OURS[1], *models.COPYING, *models.CLOSED_FORM),
+    methods=(models.BASELINES[1], models.PAPERS[0], models.OURS[1], *models.CLOSED_FORM),
     ensembles=models.select_ensembles(
-        models.LARGER,
-        *("CMAM ensemble, MLP", "DSOKR ensemble, SubSample", models.OUR_ENSEMBLE),
-        *models.COPYING_ENSEMBLES,
+        models.LARGER, "CMAM ensemble, MLP", "DSOKR ensemble, SubSample", models.OUR_ENSEMBLE
     )
     | models.JOINT_ENSEMBLES,
     rates=(0.2, 0.4),
@@ -364,5 +361,5 @@ def choose_shares(combine: Callable[..., Tensor], sizes: list[int], task: models
     return max([equal, *(tuple(n / 10 for n in shares) for shares in tenths)], key=rate)
 
 
-SIZES = {"full": (FULL, SMALL_WORDED, LEXICAL, LARGE, WORDED), "reduced": (REDUCED,), "quick": (QUICK,)}
+SIZES = {"full": (FULL, SMALL_WORDED, LARGE, WORDED, *NAMED), "reduced": (REDUCED,), "quick": (QUICK,)}
 STUDY = Study("chebi20", SIZES, run, tabulate, COLUMNS, draw)

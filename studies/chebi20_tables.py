@@ -12,7 +12,8 @@ SINGLES = (  # in the table's order
     *("SISOKR", *(method.name for method in PLAIN)),
     *(models.WITH_COUNTS, *(method.name for method in models.COPYING)),
 )
-ENSEMBLES = models.ENSEMBLES | models.COPYING_ENSEMBLES
+ENSEMBLES = models.ENSEMBLES | models.ENSEMBLES_OF_NAMES
+JOINT = models.JOINT_ENSEMBLES | models.NAMED_ENSEMBLES
 PAPER: tuple[Row, ...] = tuple(  # Table 3 as printed there; AMAN as its authors report it
     {"name": name, "encoder": "SciBERT", "hits@1": h1, "hits@10": h10, "mrr": mrr, "mean_rank": rank}
     for name, rank, mrr, h1, h10 in (
@@ -54,9 +55,7 @@ def tabulate(folder: Path) -> list[Row]:
             table += [_summarize(rows) for which, rows in sorted(groups.items()) if which[:2] == (encoder, name)]
         own = [row for row in ensembles if row["encoder"] == encoder]
         table += [_summarize_ensemble(row) for name in ENSEMBLES for row in own if row["method"] == name]
-    return table + [
-        _summarize_ensemble(row) for name in models.JOINT_ENSEMBLES for row in ensembles if row["method"] == name
-    ]
+    return table + [_summarize_ensemble(row) for name in JOINT for row in ensembles if row["method"] == name]
 
 
 def _summarize(rows: list[Row]) -> Row:
