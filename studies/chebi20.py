@@ -163,6 +163,7 @@ def run(config: Chebi20Config, session: Session) -> None:
     """Compute what is missing for one encoder."""
     task = load_task(config, session)
     count_shared_representations(task, session)
+    count_named_answers(task, session)
     compare_sizes(config, task, session)
     alone, rates = replace(config, ensembles={}), dict[str, float]()
     for method in config.methods:
@@ -215,6 +216,25 @@ def _measure_ceiling(represent: Callable[[], Iterator[Any]], task: models.TextTa
     own = sizes[group[task.data.test.rows]]
     at_random, untied = float((1 / own).mean()), float((own == 1).mean())
     return {"metrics": {"shared": int((sizes[group] > 1).sum()), "hits@1": at_random, "untied_hits@1": untied}}
+
+
+def count_named_answers(task: models.TextTask, session: Session) -> None:
+    """For how many texts the answer is among the molecules that the text names or spells out."""
+    if task.mentions is not None:
+        key = {"experiment": "chebi20", "n_train": len(task.data.train.texts), "method": "what texts name"}
+        session.results("named").record(key, partial(_measure_named, task))
+
+
+def _measure_named(task: models.TextTask) -> Row:
+    from studies.data.forms import read_and_write  # RDKit is needed here only
+
+    mentions, metrics = task.need_mentions(), dict[str, float]()
+    for part in ("val", "test"):
+        texts, rows = getattr(task.data, part)
+        named = ({mentions.molecules.smiles[i] for i in mentions.list_rows([text])} for text in texts)
+        truth = (read_and_write(task.data.molecules.smiles[row]) for row in rows)
+        metrics[part] = sum(true in own for true, own in zip(truth, named, strict=True)) / len(texts)
+    return {"metrics": metrics}
 
 
 def compare_sizes(config: Chebi20Config, task: models.TextTask, session: Session) -> None:

@@ -155,6 +155,11 @@ def standardize(molecule: Any) -> str:
     return write(molecule)
 
 
+def read_and_write(smiles: str) -> str:
+    """Other SMILES in canonical form."""
+    return write(_chem().MolFromSmiles(smiles))
+
+
 def write(molecule: Any) -> str:
     """Canonical SMILES, which are the same however the molecule was made; a ValueError if RDKit cannot read them."""
     read = _chem().MolFromSmiles(_chem().MolToSmiles(molecule))
