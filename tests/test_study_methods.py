@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,6 +113,22 @@ def test_what_a_text_names_is_an_answer_if_it_scores_higher():
     both = chebi20_generation.add_named(found, basis, z, mentions, ["named", "nothing"], generation)
     assert both["graphs"][0][0] == [graphs[60].labels, graphs[60].edges] and len(both["graphs"][0]) == 2
     assert both["graphs"][1] == found["graphs"][1] and both["missed"] == 0.5
+
+
+def test_encoders_weigh_what_does_best_on_validation():
+    """Members 1 and 2 know the truth up to noise that cancels in their mean; member 0 knows nothing."""
+    g = Generator().manual_seed(0)
+    truth, guess, noise = torch.arange(40), torch.randn(40, 40, generator=g), 5 * torch.randn(40, 40, generator=g)
+    members = torch.stack([4 * guess, torch.eye(40) + noise, torch.eye(40) - noise])
+
+    def combine(weights, part, rows):
+        shares = torch.tensor(weights) / sum(weights)
+        return (shares[:, None, None] * members[:, rows]).sum(dim=0)
+
+    task = SimpleNamespace(truth=lambda part: truth)
+    assert chebi20.choose_shares(combine, [1, 2], task) == (0.0, 1.0)
+    members = torch.eye(40).expand(3, 40, 40)
+    assert chebi20.choose_shares(combine, [1, 2], task) == (1 / 3, 2 / 3)  # no reason to prefer any member
 
 
 def test_names_are_left_out_in_training_only(named):

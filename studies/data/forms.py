@@ -156,8 +156,9 @@ def standardize(molecule: Any) -> str:
 
 
 def read_and_write(smiles: str) -> str:
-    """Other SMILES in canonical form."""
-    return write(_chem().MolFromSmiles(smiles))
+    """SMILES of any form in the canonical one."""
+    with import_extra("rdkit.rdBase", "chem").BlockLogs():  # a lone hydrogen atom
+        return write(_chem().MolFromSmiles(smiles))
 
 
 def write(molecule: Any) -> str:
