@@ -11,7 +11,6 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ COLUMNS: Columns = {
 KERNEL, SKETCH = models.WL.normalized(), sketches.SubSample(2000)
 DEEP = GraphSearch(beam=32, budget=40_000, pieces=32)
 TRAINING_MOLECULE, SEARCH, FAMILIAR = "best training molecule", "search", "search, familiar neighbourhoods"
-WITH_NAMED = "search, and what the text itself names"
+WITH_NAMED = "what the text names, else search"
 PERFECT = "search from true coordinates"
 SEARCHES = (TRAINING_MOLECULE, SEARCH, FAMILIAR)
 TASKS = 8  # into which the texts are divided, for all processors
@@ -196,23 +195,24 @@ def search_by_all(
         found[name] = search_all(decoder, known, z, truth, generation.k, clock)
     if generation.copies:
         texts = [task.data.test.texts[i] for i in chosen]
-        found[WITH_NAMED] = add_named(found[FAMILIAR], known.basis, z, task.need_mentions(), texts, generation)
+        found[WITH_NAMED] = prefer_named(found, known.basis, z, task.need_mentions(), texts, generation)
     return found
 
 
-def add_named(
+def prefer_named(
     found: Row, basis: SketchedBasis, z: Tensor, mentions: Mentions, texts: list[str], generation: Generation
 ) -> Row:
-    """What a search found together with the molecules that each text names itself, by their scores."""
-    basis, scores, graphs = basis.to("cpu"), [], []
+    """The molecules that a text names if one of them scores higher than all known ones, else what the search found."""
+    basis, graphs, scores = basis.to("cpu"), list(found[FAMILIAR]["graphs"]), list(found[FAMILIAR]["scores"])
     for i, (text, row) in enumerate(zip(texts, z.cpu(), strict=True)):
         named = mentions.molecules.graphs[mentions.list_rows([text])]
-        own = basis.score(row[None], named, generation.rule)[0].tolist() if len(named) else []
-        both = [*found["scores"][i], *own], [*found["graphs"][i], *([g.labels, g.edges] for g in named)]
-        best = sorted(zip(*both, strict=True), key=itemgetter(0), reverse=True)[: generation.k]
-        scores.append([score for score, _ in best])
-        graphs.append([graph for _, graph in best])
-    return found | count_missed(scores, found["truth"]) | {"graphs": graphs}
+        if len(named):
+            own = basis.score(row[None], named, generation.rule)[0]
+            if own.max() > found[TRAINING_MOLECULE]["scores"][i][0]:
+                best = own.topk(min(generation.k, len(own)))
+                scores[i] = best.values.tolist()
+                graphs[i] = [[g.labels, g.edges] for g in named[best.indices.numpy()]]
+    return found[FAMILIAR] | count_missed(scores, found[FAMILIAR]["truth"]) | {"graphs": graphs}
 
 
 def count_missed(scores: list[list[float]], truth: list[float]) -> Row:

@@ -98,21 +98,23 @@ def test_copying_answers_texts_that_name_unseen_outputs(named):
     assert errors["copying"] < 0.1 < 0.5 < errors["bag"]
 
 
-def test_what_a_text_names_is_an_answer_if_it_scores_higher():
+def test_what_a_text_names_is_the_answer_if_it_scores_higher_than_known_molecules():
     data = describe_molecules(60, 5, 5)
     graphs, generation = data.molecules.graphs, Generation(sketch=sketches.SubSample(30), k=2)
     basis = sketch_basis(generation.kernel, graphs[:60], generation.sketch, generator=Generator().manual_seed(0))
-    z = basis.embed(graphs[60:62])
-    found = {"graphs": [[[g.labels, g.edges]] for g in graphs[:2]], "proved": 0.0}
+    z = basis.embed(graphs[[60, 60, 61]])  # the right answer is named, a wrong one is, none is
     scores = basis.score(z, graphs, "cosine")
-    found |= chebi20_generation.count_missed(
-        scores[[0, 1], [0, 1]][:, None].tolist(), scores[[0, 1], [60, 61]].tolist()
-    )
-    assert found["missed"] == 1.0
-    mentions = Mentions(data.molecules, ["as it is"], {"named": [(60, 0), (5, 0)], "nothing": []})
-    both = chebi20_generation.add_named(found, basis, z, mentions, ["named", "nothing"], generation)
+    best, at = scores[:, :60].max(dim=1)
+    worst = int(scores[1].argmin())
+    listed = {"graphs": [[[g.labels, g.edges]] for g in graphs[at.numpy()]], "proved": 0.0}
+    listed |= chebi20_generation.count_missed(best[:, None].tolist(), scores[[0, 1, 2], [60, 60, 61]].tolist())
+    found = {chebi20_generation.TRAINING_MOLECULE: listed, chebi20_generation.FAMILIAR: listed}
+    texts = {"right": [(60, 0), (worst, 0)], "wrong": [(worst, 0)], "none": []}
+    mentions = Mentions(data.molecules, ["as it is"], texts)
+    both = chebi20_generation.prefer_named(found, basis, z, mentions, list(texts), generation)
     assert both["graphs"][0][0] == [graphs[60].labels, graphs[60].edges] and len(both["graphs"][0]) == 2
-    assert both["graphs"][1] == found["graphs"][1] and both["missed"] == 0.5
+    assert both["graphs"][1:] == listed["graphs"][1:]
+    assert listed["missed"] == 1.0 and both["missed"] == pytest.approx(2 / 3)
 
 
 def test_encoders_weigh_what_does_best_on_validation():

@@ -68,7 +68,11 @@ class Mentions:
 
 
 def load_mentions(data: ChEBI20, folder: str | Path | None = None) -> Mentions:
-    """What the texts of ChEBI-20 mention. The first call needs RDKit, Java and some minutes; the result is cached."""
+    """What the texts of ChEBI-20 mention.
+
+    The first call needs RDKit, Java and two minutes; the result is cached. Delete ``read_mentions`` from the cache
+    after changing how texts are read.
+    """
     table = read_arrays(chebi20.SOURCES["mol2vec_tokens"].find(folder))
     others = [text for part in (data.val, data.test) for text in part.texts]
     return cache_result(read_mentions)(*data.train, others, table["token"], table["vector"])
