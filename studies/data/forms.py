@@ -12,8 +12,8 @@ BASES = (
     "[$([NX3;+0;!$(N-[#6]=[!#6]);!$(N-C#N);!$(N-[a]);!$(N-[!#6;!#1]);!$(N-C=C)]),$([NX2;H1;+0]=C([#7])[#7])]"  # amines
 )
 CONDENSATIONS = tuple(  # an acid with what loses a hydrogen
-    f"[C;$(C(=O)[OH]):1]-[OH].{partner}>>[C:1]-{product}"
-    for partner, product in (
+    f"[C;$(C(=O)[OH]):1]-[OH].{partner}>>[C:1]-{bound}"
+    for partner, bound in (
         ("[N;H1,H2;+0;!$(NC=O);!$(N[!#6;!#8]):2]", "[N:2]"),
         ("[O;H1;$(O[#6]);!$(OC=O):2]", "[O:2]"),
         ("[S;H1:2]", "[S:2]"),
