@@ -202,13 +202,13 @@ def search_by_all(
 def prefer_named(
     found: Row, basis: SketchedBasis, z: Tensor, mentions: Mentions, texts: list[str], generation: Generation
 ) -> Row:
-    """The molecules that a text names if one of them scores higher than all known ones, else what the search found."""
+    """The molecules that a text names if no known one scores higher than all of them, else what the search found."""
     basis, graphs, scores = basis.to("cpu"), list(found[FAMILIAR]["graphs"]), list(found[FAMILIAR]["scores"])
     for i, (text, row) in enumerate(zip(texts, z.cpu(), strict=True)):
         named = mentions.molecules.graphs[mentions.list_rows([text])]
         if len(named):
             own = basis.score(row[None], named, generation.rule)[0]
-            if own.max() > found[TRAINING_MOLECULE]["scores"][i][0]:
+            if own.max() > found[TRAINING_MOLECULE]["scores"][i][0] - 1e-9:  # it may be known, too
                 best = own.topk(min(generation.k, len(own)))
                 scores[i] = best.values.tolist()
                 graphs[i] = [[g.labels, g.edges] for g in named[best.indices.numpy()]]

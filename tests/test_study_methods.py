@@ -114,6 +114,10 @@ def test_what_a_text_names_is_the_answer_if_it_scores_higher_than_known_molecule
     both = chebi20_generation.prefer_named(found, basis, z, mentions, list(texts), generation)
     assert both["graphs"][0][0] == [graphs[60].labels, graphs[60].edges] and len(both["graphs"][0]) == 2
     assert both["graphs"][1:] == listed["graphs"][1:]
+    known = Mentions(data.molecules, ["as it is"], texts | {"wrong": [(int(at[1]), 0)]})
+    searched = found | {chebi20_generation.FAMILIAR: listed | {"graphs": [[]] * 3}}
+    both_known = chebi20_generation.prefer_named(searched, basis, z, known, list(texts), generation)
+    assert both_known["graphs"][1] == listed["graphs"][1]  # named, and the best of the known ones
     assert listed["missed"] == 1.0 and both["missed"] == pytest.approx(2 / 3)
 
 
