@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -315,3 +316,17 @@ class TestFingerprint:
         whole = fingerprint(rows)
         monkeypatch.setattr("dsokr.files.BLOCK", 16)
         assert fingerprint(rows) == whole
+
+
+def test_a_folder_that_changes_under_its_inode_is_read_again(tmp_path):
+    """A folder that is replaced twice while it is read may get its old inode back; its time tells."""
+    seen = []
+    time.sleep(0.02)  # file systems count time in ticks
+
+    def read() -> int:
+        seen.append(len(list(tmp_path.iterdir())))
+        if len(seen) == 1:
+            (tmp_path / "new").touch()
+        return seen[-1]
+
+    assert files.read_whole(tmp_path, read) == 1 and seen == [0, 1]

@@ -170,10 +170,10 @@ def read_whole(folder: Path, read: Callable[[], T]) -> T:
                 return found
 
 
-def _identify(folder: Path) -> tuple[int, int] | None:
+def _identify(folder: Path) -> tuple[int, int, int] | None:
     with suppress(OSError):
         facts = folder.stat()
-        return facts.st_dev, facts.st_ino
+        return facts.st_dev, facts.st_ino, facts.st_ctime_ns  # a folder that is replaced twice may have its old inode
     return None
 
 
