@@ -68,11 +68,17 @@ NAMED = tuple(  # networks that copy what a text names
         methods=models.COPYING,
         ensembles=models.select_ensembles(encoder, models.NAMES) | models.NAMED_ENSEMBLES,
         seeds=(0,),
-        rates=(rate,),  # as without names; that of words was chosen by the reduced study
+        rates=(rate,),
         shares=(),
+        learner=models.COPYING[0].name,
         long_epochs=None,
+        generations=tuple(generations),
     )
-    for encoder, rate in ((models.WORDS, 10.0), (models.SMALL, 0.6), (models.LARGER, 0.2))
+    for encoder, rate, *generations in (
+        (models.WORDS, 10.0),  # chosen by the reduced study
+        (models.SMALL, 0.6, Generation(copies=True)),  # as without names
+        (models.LARGER, 0.1),  # half of that without names, at which one of two trainings failed
+    )
 )
 WORDED = Chebi20Config(  # which is behind the encoder alone
     encoder=models.LARGER + models.AND_WORDS,
