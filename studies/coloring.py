@@ -117,7 +117,7 @@ MEDIUM = replace(
     data="medium",
     regions=(10, 15),
     n_train=200_000,
-    training=replace(TRAINING, epochs=40),
+    training=replace(TRAINING, epochs=40, batch_size=512),
     n_val=100,
     n_test=300,
     beam=64,

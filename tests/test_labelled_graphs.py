@@ -207,6 +207,20 @@ def test_maps_are_found_that_are_not_in_the_list():
     assert (~seen).sum() > 5 and right[~seen].double().mean() > 0.8
 
 
+def test_a_domain_contains_graphs_of_its_labels_colours_and_size():
+    graphs = [
+        Graph((1, 2, 1), ((0, 1, 1), (1, 2, 1))),
+        Graph((1, 3), ((0, 1, 1),)),  # a label
+        Graph((1, 2), ((0, 1, 2),)),  # a label of an edge
+        Graph((1, 1), ((0, 1, 1),)),  # neighbours of one colour
+        Graph((1, 2, 1, 2)),  # too large
+        Graph((2,)),
+    ]
+    inside = LabelledGraphs((1, 2), max_nodes=3, proper=True).contains(GraphBatch.of(graphs))
+    assert inside.tolist() == [True, False, False, False, False, True]
+    assert LabelledGraphs((1, 2), max_nodes=3).contains(GraphBatch.of(graphs))[3]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -80,12 +80,12 @@ class LabelledGraphs:
         return Edits.of(replace(graphs, labels=codes[0], edge_labels=codes[1]), self._description)
 
     def contains(self, graphs: GraphBatch) -> np.ndarray:  # (graphs,)
-        """Which of the graphs that the pieces of two graphs of the domain make are in the domain."""
+        """Which graphs have only labels of the domain, not too many nodes and, if ``proper``, proper colours."""
+        nodes, edges = np.isin(graphs.labels, self.labels), np.isin(graphs.edge_labels, self.edge_labels)
+        if self.proper:
+            edges &= np.repeat(graphs.labels, graphs.degrees()) != graphs.labels[graphs.neighbors]
         small = np.diff(graphs.offsets) <= self.max_nodes
-        if not self.proper:
-            return small
-        equal = np.repeat(graphs.labels, graphs.degrees()) == graphs.labels[graphs.neighbors]
-        return small & (np.diff(starts_of(equal)[graphs.indptr[graphs.offsets]]) == 0)
+        return small & _hold_for_all(nodes, graphs.offsets) & _hold_for_all(edges, graphs.indptr[graphs.offsets])
 
     @cached_property
     def star_names(self) -> np.ndarray:  # (stars,) uint64, sorted
@@ -113,6 +113,10 @@ class LabelledGraphs:
         dense = not self.stars
         options = self.max_nodes, self.connected, self.planar, self.proper, dense, False
         return Domain(nodes, limits, costs, *options, stars, np.array(self.labels), np.array(self.edge_labels))
+
+
+def _hold_for_all(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:  # (items,), (graphs + 1,) -> (graphs,)
+    return np.diff(starts_of(~flags)[starts]) == 0
 
 
 def _order(labels: np.ndarray) -> tuple[int, ...]:
