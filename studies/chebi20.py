@@ -11,7 +11,7 @@ counts as half a rank; values under the two other conventions stand beside. The 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,11 @@ from studies.baselines.contrastive import MoleculeMLP
 from studies.chebi20_generation import Generation, run_generation
 from studies.chebi20_tables import COLUMNS, draw, tabulate
 from studies.data.chebi20 import Descriptions, describe_molecules, load_chebi20
-from studies.data.mentions import load_mentions
+from studies.data.mentions import Mentions, load_mentions
 from studies.results import Row
 from studies.study import ADAMW, Session, Stopwatch, Study
 
+ROUNDS = 10  # of choosing weights
 TRAINING = replace(ADAMW, epochs=16, batch_size=256, warmup_steps=200, precision="bf16-mixed", check_every=2)
 
 
@@ -65,7 +66,7 @@ FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JO
 NAMED = tuple(  # networks that copy what a text names
     Chebi20Config(
         encoder=encoder,
-        methods=models.COPYING,
+        methods=models.COPYING + models.INFERRING if encoder == models.WORDS else models.COPYING,
         ensembles=models.select_ensembles(encoder, models.NAMES) | models.NAMED_ENSEMBLES,
         seeds=(0,),
         rates=(rate,),
@@ -76,8 +77,7 @@ NAMED = tuple(  # networks that copy what a text names
     )
     for encoder, rate, *generations in (
         (models.WORDS, 10.0),  # chosen by the reduced study
-        (models.SMALL, 0.6, Generation(copies=True)),  # as without names
-        (models.LARGER, 0.1),  # half of that without names, at which one of two trainings failed
+        (models.SMALL, 0.6, Generation(copies=models.NAMED)),  # as without names
     )
 )
 WORDED = Chebi20Config(  # which is behind the encoder alone
@@ -115,15 +115,18 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
             )
         ),
         *(
-            models.copying(
-                method.name, method.key["kernel"], sketches.SubSample(500), models.RANKED, models.WITH_COUNTS
+            replace(
+                models.copying(
+                    method.name, method.key["kernel"], sketches.SubSample(500), models.RANKED, method.copies
+                ),
+                tuned_as=models.WITH_COUNTS,
             )
-            for method in models.COPYING
+            for method in (*models.COPYING, *models.INFERRING)
         ),
     ),
     ensembles={
         models.ALL_KERNELS: {models.WORDS: ("ours, two tanimotos", "ours, tanimoto + WL")},
-        **models.select_ensembles(models.WORDS, models.NAMES),
+        **models.select_ensembles(models.WORDS, models.NAMES, models.INFERRED_NAMES),
     },
     seeds=(0,),
     rates=(3.0, 10.0),
@@ -135,7 +138,7 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     generations=(
         Generation(sketch=sketches.SubSample(500)),
         Generation(sketch=sketches.SubSample(500), loss=models.SQUARED, rule="projected"),
-        Generation(sketch=sketches.SubSample(500), copies=True),
+        *(Generation(sketch=sketches.SubSample(500), copies=reading) for reading in (models.NAMED, models.INFERRED)),
     ),
 )
 QUICK = Chebi20Config(
@@ -194,7 +197,10 @@ def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
     data = describe_molecules(config.n_train or 1000, 50, 50) if config.generated else load_chebi20(session.data)
     texts, rows = data.train
     data = replace(data, train=Descriptions(texts[: config.n_train], rows[: config.n_train]))
-    mentions = load_mentions(data, session.data) if any(method.copies for method in config.methods) else None
+    readings = dict.fromkeys([*(method.copies for method in config.methods), *(g.copies for g in config.generations)])
+    mentions = {
+        reading: load_mentions(data, session.data, infers=reading == models.INFERRED) for reading in readings if reading
+    }
     return models.TextTask.of(config.encoder, data, session.data, session.device, mentions)
 
 
@@ -225,16 +231,17 @@ def _measure_ceiling(represent: Callable[[], Iterator[Any]], task: models.TextTa
 
 
 def count_named_answers(task: models.TextTask, session: Session) -> None:
-    """For how many texts the answer is among the molecules that the text names or spells out."""
-    if task.mentions is not None:
-        key = {"experiment": "chebi20", "n_train": len(task.data.train.texts), "method": "what texts name"}
-        session.results("named").record(key, partial(_measure_named, task))
+    """For how many texts the answer is among the molecules that the text names or spells out, by how it is read."""
+    for reading, mentions in task.mentions.items():
+        method = "what texts name" + f", {reading}" * (reading != models.NAMED)
+        key = {"experiment": "chebi20", "n_train": len(task.data.train.texts), "method": method}
+        session.results("named").record(key, partial(_measure_named, task, mentions))
 
 
-def _measure_named(task: models.TextTask) -> Row:
+def _measure_named(task: models.TextTask, mentions: Mentions) -> Row:
     from studies.data.forms import read_and_write  # RDKit is needed here only
 
-    mentions, metrics = task.need_mentions(), dict[str, float]()
+    metrics = dict[str, float]()
     for part in ("val", "test"):
         texts, rows = getattr(task.data, part)
         named = ({mentions.molecules.smiles[i] for i in mentions.list_rows([text])} for text in texts)
@@ -357,34 +364,30 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
     way, standardize = max(ways, key=lambda way: models.mean_reciprocal_rank(equally[way], task))
     weights = None
     if len(groups) > 1 and way != "max score":
-        sizes = [len(group) for group in groups]
-        shares = choose_shares(partial(combine, way, standardize), sizes, task)
-        weights = [share / size for share, size in zip(shares, sizes, strict=True) for _ in range(size)]
+        weights = choose_weights(partial(combine, way, standardize), len(files), task)
     metrics = models.measure_retrieval(partial(combine, way, standardize, weights), task)
-    chosen: Row = {"combine": way, "standardize": standardize}
-    chosen |= {} if weights is None else {"shares": dict(zip(config.ensembles[name], shares, strict=True))}
+    chosen: Row = {"combine": way, "standardize": standardize} | ({} if weights is None else {"weights": weights})
     results.record(key, lambda: {"chosen": chosen, "metrics": metrics})
 
 
-def choose_shares(combine: Callable[..., Tensor], sizes: list[int], task: models.TextTask) -> tuple[float, ...]:
-    """What each group of members weighs, by the mean reciprocal rank on validation: in tenths, or as its members."""
+def choose_weights(combine: Callable[..., Tensor], count: int, task: models.TextTask) -> list[float]:
+    """What each member weighs: all once, and then ten times that one more which is best on validation (MRR)."""
     blocks = torch.arange(len(task.truth("val"))).split(models.QUERIES)
-    starts = np.cumsum([0, *sizes])
-    groups = [
-        torch.cat([combine([float(a <= i < b) for i in range(starts[-1])], "val", rows) for rows in blocks])
-        for a, b in pairwise(starts)
-    ]  # the scores of each group alone
+    alone = [
+        torch.cat([combine([float(i == member) for i in range(count)], "val", rows) for rows in blocks])
+        for member in range(count)
+    ]
 
-    def rate(shares: tuple[float, ...]) -> float:
-        def score(part: str, rows: Tensor) -> Tensor:
-            parts = [share * group[rows.to(group.device)] for share, group in zip(shares, groups, strict=True)]
-            return torch.stack(parts).sum(dim=0)
+    def rate(scores: Tensor) -> float:
+        return models.mean_reciprocal_rank(lambda part, rows: scores[rows.to(scores.device)], task)
 
-        return models.mean_reciprocal_rank(score, task)
-
-    equal = tuple(size / sum(sizes) for size in sizes)
-    tenths = [shares for shares in product(range(11), repeat=len(sizes)) if sum(shares) == 10]
-    return max([equal, *(tuple(n / 10 for n in shares) for shares in tenths)], key=rate)
+    weights, total = [1.0] * count, torch.stack(alone).sum(dim=0)
+    tried = [(rate(total), weights)]
+    for _ in range(ROUNDS):
+        best = max(range(count), key=lambda member: rate(total + alone[member]))
+        weights, total = [w + (i == best) for i, w in enumerate(weights)], total + alone[best]
+        tried.append((rate(total), weights))
+    return max(tried, key=lambda pair: pair[0])[1]
 
 
 SIZES = {"full": (FULL, SMALL_WORDED, LARGE, WORDED, *NAMED), "reduced": (REDUCED,), "quick": (QUICK,)}

@@ -46,7 +46,7 @@ PUBLISHED: tuple[Row, ...] = tuple(  # as their papers report
 COLUMNS: Columns = {
     "answer": "{name}",
     "encoder": "{encoder}",
-    "names": lambda row: "yes" if row.get("copies") else "no" if "encoder" in row else MISSING,
+    "names": lambda row: READINGS[row.get("copies", False)] if "encoder" in row else MISSING,
     "loss": lambda row: row["loss"].partition("(")[0],
     "texts": "{n_test:,}",
     "valid": "{validity:.1%}",
@@ -62,6 +62,7 @@ DEEP = GraphSearch(beam=32, budget=40_000, pieces=32)
 TRAINING_MOLECULE, SEARCH, FAMILIAR = "best training molecule", "search", "search, familiar neighbourhoods"
 WITH_NAMED = "what the text names, else search"
 PERFECT = "search from true coordinates"
+READINGS: dict[bool | str, str] = {False: "no", True: "yes", models.INFERRED: "inferred, too"}  # by the field of rows
 SEARCHES = (TRAINING_MOLECULE, SEARCH, FAMILIAR)
 TASKS = 8  # into which the texts are divided, for all processors
 Fitted = tuple[EmbeddedOutputs, Callable[[list[str]], Tensor]]  # the starts of a search, and texts -> coordinates
@@ -78,7 +79,7 @@ class Generation:
     search: GraphSearch = DEEP
     familiar: int = 3  # radius
     patience: float = 2.0  # seconds a text, for the search of familiar neighbourhoods
-    copies: bool = False  # what a text names; molecules that training texts name are starts of the search, too
+    copies: str = ""  # what a text names, read in one of two ways; what training texts name starts the search, too
     n_test: int = 300  # a random part of the test texts
     k: int = 5  # graphs that are kept for each text
 
@@ -97,12 +98,13 @@ def run_generation(
     key: Row = {"experiment": "chebi20", "training_texts": task.data.training_texts}
     key |= {"n_train": len(task.data.train.texts), "kernel": str(generation.kernel), "sketch": str(generation.sketch)}
     key |= {"seed": seed, "n_test": len(chosen)} | pick_fields(generation.search, "starts", "beam", "budget", "pieces")
-    loss, kind = models.describe(generation.loss), type(generation.loss).__name__ + ", names" * generation.copies
+    loss, kind = models.describe(generation.loss), type(generation.loss).__name__
+    kind += {"": "", models.NAMED: ", names", models.INFERRED: ", inferred names"}[generation.copies]
     own = key | {"encoder": task.encoder, "loss": loss, "rule": generation.rule, "rate": rate}
     own |= {"epochs": training.epochs} | pick_fields(generation, "familiar", "patience")
-    own |= {"copies": True} if generation.copies else {}
+    own |= {"copies": generation.copies == models.NAMED or generation.copies} if generation.copies else {}
     measure_kept(
-        [own | {"method": method} for method in (*SEARCHES, *(WITH_NAMED,) * generation.copies)],
+        [own | {"method": method} for method in (*SEARCHES, *(WITH_NAMED,) * bool(generation.copies))],
         lambda: generate(generation, task, training, rate, seed, chosen),
         chosen,
         f"generated, {task.encoder}, {texts}, {training.epochs} epochs, {kind}",
@@ -169,11 +171,12 @@ def fit(generation: Generation, task: models.TextTask, training: Training, rate:
 
 def fit_on_names(generation: Generation, task: models.TextTask, training: Training, rate: float, seed: int) -> Fitted:
     """The training molecules with those that training texts name, and a network that copies what its text names."""
-    mentions, graphs = task.need_mentions(), task.data.molecules.graphs
+    mentions, graphs = task.mentions[generation.copies], task.data.molecules.graphs
     named, of_training = mentions.molecules.graphs, mentions.list_rows(task.data.train.texts)
     train, generator = graphs[np.unique(task.data.train.rows)], Generator().manual_seed(seed)
     basis = sketch_basis(generation.kernel, train, generation.sketch, generator=generator, device=task.device)
-    model = models.fit_copying(basis, graphs, named, task, task.network(rate), generation.loss, training, seed)
+    network, loss = task.network(rate), generation.loss
+    model = models.fit_copying(basis, graphs, named, mentions, task, network, loss, training, seed)
     starts = named[of_training]
     starts = starts[LabelledGraphs.like(train).contains(starts)]
     return EmbeddedOutputs(basis, GraphBatch.joined([train, starts])), model.predict
@@ -195,7 +198,7 @@ def search_by_all(
         found[name] = search_all(decoder, known, z, truth, generation.k, clock)
     if generation.copies:
         texts = [task.data.test.texts[i] for i in chosen]
-        found[WITH_NAMED] = prefer_named(found, known.basis, z, task.need_mentions(), texts, generation)
+        found[WITH_NAMED] = prefer_named(found, known.basis, z, task.mentions[generation.copies], texts, generation)
     return found
 
 

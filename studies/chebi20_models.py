@@ -19,7 +19,7 @@ from dsokr.compute import seeded
 from dsokr.decoders import Candidates
 from dsokr.estimator import DSOKR
 from dsokr.files import replace_file
-from dsokr.kernels import Cosine, Gaussian, Kernel, Laplacian, Tanimoto, View, Views, WeisfeilerLehman
+from dsokr.kernels import NSPD, Cosine, Gaussian, Kernel, Laplacian, Tanimoto, View, Views, WeisfeilerLehman
 from dsokr.losses import Loss, Ranked, Squared
 from dsokr.metrics import ranks, retrieval_of
 from dsokr.outputs import Outputs, ViewBatch, take
@@ -41,12 +41,14 @@ AND_WORDS = f" + {WORDS}"  # after an encoder's name: the outputs of both are ad
 QUERIES = 512  # texts whose scores for all molecules are held at once
 TIES = {"middle": "", "optimistic": "optimistic_", "pessimistic": "pessimistic_"}  # prefixes of metrics
 TEST_POOL = "test_pool_"
+NAMED, INFERRED = "named", "inferred"  # molecules that OPSIN reads, and also those that training texts explain
 MOL2VEC, MORGAN, FLAT, GRAPH, COMPOSITION = range(5)  # the views of a molecule
 
 SQUARED = Squared()
 COSINE, TANIMOTO = View(MOL2VEC, Cosine()), View(MORGAN, Tanimoto())
 WL = WeisfeilerLehman(3, edge_labels=True)
 COUNTS = View(COMPOSITION, (1 / 14) * Views(*(Laplacian(0.5) for _ in range(14))))
+DEEP_WL, PAIRS = (View(GRAPH, k.normalized()) for k in (WeisfeilerLehman(10, edge_labels=True), NSPD(1, 20)))  # far
 PAPERS_KERNELS: dict[str, Kernel] = {
     "cosine": COSINE,
     **{f"gaussian {gamma:g}": View(MOL2VEC, Gaussian(gamma)) for gamma in (1e-9, 1e-6, 1e-3, 1.0)},
@@ -60,6 +62,8 @@ KERNELS: dict[str, Kernel] = {
     "WL on graphs": View(GRAPH, WL.normalized()),
     "tanimoto + WL on graphs": TANIMOTO + View(GRAPH, WL.normalized()),
     "tanimoto + WL on graphs + counts": TANIMOTO + View(GRAPH, WL.normalized()) + COUNTS,
+    "two tanimotos + pairs + counts": TANIMOTO + View(FLAT, Tanimoto()) + PAIRS + COUNTS,
+    "tanimoto + deep WL + counts": TANIMOTO + DEEP_WL + COUNTS,
 }
 PAPERS_SKETCHES = {kind.__name__: kind for kind in (sketches.SubSample, sketches.Gaussian, sketches.Sparsified)}
 
@@ -85,11 +89,11 @@ class TextTask:
     encoder: str  # its name
     path: str  # its folder, or its name on the hub
     device: torch.device
-    mentions: Mentions | None = None  # needed by methods that copy
+    mentions: dict[str, Mentions] = field(default_factory=dict)  # by how texts are read, for methods that copy
 
     @staticmethod
     def of(
-        encoder: str, data: ChEBI20, folder: Path | None, device: torch.device, mentions: Mentions | None = None
+        encoder: str, data: ChEBI20, folder: Path | None, device: torch.device, mentions: dict[str, Mentions]
     ) -> TextTask:
         path = find_encoder(encoder.removesuffix(AND_WORDS), folder)
         return TextTask(data, make_views(data.molecules), encoder, path, device, mentions)
@@ -100,11 +104,6 @@ class TextTask:
             return WordBag(width=256, buckets=1 << 16, rate=rate)
         words = WordBag(width=256, buckets=1 << 16, rate=3.0) if self.encoder.endswith(AND_WORDS) else None
         return TextEncoder(self.path, rate=rate, words=words)
-
-    def need_mentions(self) -> Mentions:
-        if self.mentions is None:
-            raise ValueError("This task was made without mentions, which networks that copy need.")
-        return self.mentions
 
     def cut(self, share: float) -> TextTask:
         """The same with a random share of the training texts, and all candidates."""
@@ -173,7 +172,7 @@ class TextMethod:
     key: Row = field(default_factory=dict, hash=False)
     has_rate: bool = True  # whether the encoder is trained, at a rate to choose
     tuned_as: str | None = None  # the method whose rate it takes, not to choose one of its own
-    copies: bool = False  # what a text names
+    copies: str = ""  # what a text names: read as NAMED or INFERRED says
 
 
 def dsokr(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUARED) -> TextMethod:
@@ -189,7 +188,7 @@ def dsokr(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUA
     return TextMethod(name, train, describe_parts(kernel, sketch, loss))
 
 
-def copying(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss, tuned_as: str | None = None) -> TextMethod:
+def copying(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss, reading: str = NAMED) -> TextMethod:
     """The same with a network that copies the molecules that a text names, in the basis of the outputs."""
 
     def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
@@ -198,18 +197,20 @@ def copying(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss, tun
         basis = sketch_basis(k, train, sketch, generator=generator, device=task.device)
         molecules, diag = basis.embed(task.outputs).float(), k.diag(task.outputs).to(task.device)
         score = partial(rate_best, molecules, diag, task)
-        training = replace(training, monitor="mrr")
-        named = make_views(task.need_mentions().molecules)
-        model = fit_copying(basis, task.outputs, named, task, task.network(rate), loss, training, seed, score)
+        training, mentions = replace(training, monitor="mrr"), task.mentions[reading]
+        named = make_views(mentions.molecules), mentions
+        model = fit_copying(basis, task.outputs, *named, task, task.network(rate), loss, training, seed, score)
         return ModelVectors.of(model.predict, task, molecules, diag.float(), model.history.best_epoch)
 
-    return TextMethod(name, train, describe_parts(kernel, sketch, loss), tuned_as=tuned_as, copies=True)
+    own = {} if reading == NAMED else {"reading": reading}
+    return TextMethod(name, train, describe_parts(kernel, sketch, loss) | own, copies=reading)
 
 
 def fit_copying(
     basis: SketchedBasis,
     molecules: Outputs,
     named: Outputs,
+    mentions: Mentions,
     task: TextTask,
     network: NetworkFactory,
     loss: Loss,
@@ -223,7 +224,7 @@ def fit_copying(
         for part in (task.data.train, task.data.val)
     )
     mentioned = torch.cat([basis.embed(named), basis.embed(molecules)])
-    copying = Copying(network, task.need_mentions().by_text, mentioned, pairs[1].coordinates)
+    copying = Copying(network, mentions.by_text, mentioned, pairs[1].coordinates)
     regressor = Neural(copying, loss, replace(training, standardize=False))  # the network does it
     return regressor.fit(*pairs, held_out, seed=seed, device=task.device, score=score)
 
@@ -361,6 +362,10 @@ COPYING = tuple(
         ("tanimoto + WL + counts", "tanimoto + WL on graphs + counts"),
     )
 )
+INFERRING = tuple(  # with kernels that tell the ends of long chains apart
+    copying(f"ours, {kernel}, inferred names", kernel, sketches.SubSample(2000), RANKED, INFERRED)
+    for kernel in ("two tanimotos + pairs + counts", "tanimoto + deep WL + counts")
+)
 OUR_ENSEMBLE, ALL_KERNELS = "ours, ensemble, two tanimotos", "ours, ensemble, all kernels"
 ENSEMBLES = {
     "CMAM ensemble, MLP": ("CMAM, MLP",),
@@ -374,8 +379,11 @@ ENSEMBLES = {
     "ours, ensemble, tanimoto + WL": ("ours, tanimoto + WL",),
     ALL_KERNELS: tuple(method.name for method in OURS),
 }
-NAMES, ALL_TOGETHER = "ours, ensemble, names", f"{ALL_KERNELS}, both encoders"
-ENSEMBLES_OF_NAMES = {NAMES: tuple(method.name for method in COPYING)}
+NAMES, INFERRED_NAMES = "ours, ensemble, names", "ours, ensemble, inferred names"
+ALL_TOGETHER = f"{ALL_KERNELS}, both encoders"
+ENSEMBLES_OF_NAMES = {
+    name: tuple(method.name for method in methods) for name, methods in ((NAMES, COPYING), (INFERRED_NAMES, INFERRING))
+}
 SMALL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 JOINT_ENSEMBLES = {  # over encoders, too
     "ours, ensemble, both encoders": {SMALL: ENSEMBLES[OUR_ENSEMBLE], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
@@ -383,8 +391,7 @@ JOINT_ENSEMBLES = {  # over encoders, too
 }
 NAMES_AND_WORDS = f"{NAMES}, encoder and words"
 NAMED_ENSEMBLES = {
-    NAMES_AND_WORDS: dict.fromkeys((WORDS, SMALL), ENSEMBLES_OF_NAMES[NAMES]),
-    f"{NAMES}, both encoders and words": dict.fromkeys((WORDS, SMALL, LARGER), ENSEMBLES_OF_NAMES[NAMES]),
+    NAMES_AND_WORDS: {WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES], SMALL: ENSEMBLES_OF_NAMES[NAMES]},
 }
 
 

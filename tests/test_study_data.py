@@ -301,6 +301,27 @@ def test_a_text_shares_names_with_others_only():
     assert list(same.values()) == [[], []]  # two texts on one molecule
 
 
+def test_names_are_inferred_from_texts_on_other_forms():
+    """What a base is the conjugate of is its neutral form, and what it is the enantiomer of, its mirror image."""
+    alanine, mirrored = "C[C@H](N)C(=O)O", "C[C@@H](N)C(=O)O"
+    texts = {
+        "The molecule is an anion. It is a conjugate base of a L-foo.": "C[C@H](N)C(=O)[O-]",
+        "The molecule is an acid. It is an enantiomer of a L-foo.": mirrored,
+        "The molecule is an ester. It derives from a bar.": "CCOC(C)=O",
+    }
+    others = ["It is a conjugate acid of a L-foo(1-).", "It derives from a bar."]
+    base, acid, ester = texts
+    inferred = mentions.infer_names([*texts], np.arange(3), [*texts.values()], others)
+    assert inferred[others[0]] == [(alanine, "conjugate acid of")]
+    assert inferred[base] == [(alanine, "conjugate base of")]  # by the acid
+    assert inferred[acid] == [(alanine, "enantiomer of")]  # by the base
+    assert inferred[ester] == inferred[others[1]] == []
+    alone = mentions.infer_names([base], np.array([0]), [texts[base]], others[:1])
+    assert alone == {base: [], others[0]: [(alanine, "conjugate acid of")]}  # no text explains its own names
+    found = mentions.name_molecules([base], {base: inferred[base]})[base]
+    assert ("C[C@H](N)C(=O)[O-]", "anion conjugate base of") in found
+
+
 def test_mentions_are_read_once_for_the_same_texts(chebi, monkeypatch):
     data = chebi20.load_chebi20(chebi)
     texts = ["It derives from glycine.", "A steroid.", "The conjugate base of glycine is glycinate.", "Glycinate."]

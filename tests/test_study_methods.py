@@ -121,20 +121,25 @@ def test_what_a_text_names_is_the_answer_if_it_scores_higher_than_known_molecule
     assert listed["missed"] == 1.0 and both["missed"] == pytest.approx(2 / 3)
 
 
-def test_encoders_weigh_what_does_best_on_validation():
+def test_members_weigh_what_does_best_on_validation():
     """Members 1 and 2 know the truth up to noise that cancels in their mean; member 0 knows nothing."""
     g = Generator().manual_seed(0)
-    truth, guess, noise = torch.arange(40), torch.randn(40, 40, generator=g), 5 * torch.randn(40, 40, generator=g)
-    members = torch.stack([4 * guess, torch.eye(40) + noise, torch.eye(40) - noise])
+    truth, guess, noise = torch.arange(40), torch.randn(40, 40, generator=g), torch.randn(40, 40, generator=g) / 2
+    members = torch.stack([guess, torch.eye(40) + noise, torch.eye(40) - noise])
 
     def combine(weights, part, rows):
         shares = torch.tensor(weights) / sum(weights)
         return (shares[:, None, None] * members[:, rows]).sum(dim=0)
 
+    def rate(weights):
+        return ranks(combine(weights, "val", truth), truth).reciprocal().mean()
+
     task = SimpleNamespace(truth=lambda part: truth)
-    assert chebi20.choose_shares(combine, [1, 2], task) == (0.0, 1.0)
+    weights = chebi20.choose_weights(combine, 3, task)
+    assert weights[0] == 1.0 < min(weights[1:])
+    assert rate(weights) > rate([1.0, 1.0, 1.0])
     members = torch.eye(40).expand(3, 40, 40)
-    assert chebi20.choose_shares(combine, [1, 2], task) == (1 / 3, 2 / 3)  # no reason to prefer any member
+    assert chebi20.choose_weights(combine, 3, task) == [1.0, 1.0, 1.0]  # no reason to prefer any member
 
 
 def test_names_are_left_out_in_training_only(named):

@@ -92,7 +92,7 @@ def list_forms(smiles: str) -> dict[str, str]:
     for name, change in {**FORMS, MIRRORED: lambda _: mirror(molecule)}.items():
         try:
             form = write(change(neutral))
-        except ValueError:  # a valence that RDKit does not allow
+        except (ValueError, OverflowError):  # a valence that RDKit does not allow, or a proton that is an isotope
             continue
         if form not in known:
             known.add(form)

@@ -22,7 +22,7 @@ from dsokr.errors import import_extra
 from studies.data import chebi20
 from studies.data.chebi20 import ChEBI20, Molecules, make_molecules
 from studies.data.files import cache_result, read_arrays
-from studies.data.forms import MIRRORED, condense, join_peptide, list_forms, standardize
+from studies.data.forms import MIRRORED, condense, join_peptide, list_forms, read_and_write, standardize
 from studies.data.spelling import CHARGE, SYNONYM, TIMES, complete, spell
 
 RELATIONS = ("conjugate base of", "conjugate acid of", "derives from", "enantiomer of", "tautomer of")
@@ -67,26 +67,34 @@ class Mentions:
         return rows[rows < len(self.molecules)]
 
 
-def load_mentions(data: ChEBI20, folder: str | Path | None = None) -> Mentions:
-    """What the texts of ChEBI-20 mention.
+def load_mentions(data: ChEBI20, folder: str | Path | None = None, infers: bool = False) -> Mentions:
+    """What the texts of ChEBI-20 mention; with ``infers``, also by names that training texts explain.
 
     The first call needs RDKit, Java and two minutes; the result is cached. Delete ``read_mentions`` from the cache
     after changing how texts are read.
     """
     table = read_arrays(chebi20.SOURCES["mol2vec_tokens"].find(folder))
     others = [text for part in (data.val, data.test) for text in part.texts]
-    return cache_result(read_mentions)(*data.train, others, table["token"], table["vector"])
+    known = [data.molecules.smiles[row] for row in data.train.rows] if infers else None
+    return cache_result(read_mentions)(*data.train, others, table["token"], table["vector"], known)
 
 
 def read_mentions(
-    texts: Sequence[str], rows: np.ndarray, others: Sequence[str], tokens: np.ndarray, vectors: np.ndarray
+    texts: Sequence[str],
+    rows: np.ndarray,
+    others: Sequence[str],
+    tokens: np.ndarray,
+    vectors: np.ndarray,
+    known: Sequence[str] | None = None,
 ) -> Mentions:
     """Read the names in training ``texts``, whose molecules are known by their ``rows``, and in ``others``.
 
-    ``tokens`` and ``vectors`` are those of Mol2vec, for :func:`make_molecules`.
+    ``tokens`` and ``vectors`` are those of Mol2vec, for :func:`make_molecules`. With the SMILES of the training
+    molecules, ``known``, names that OPSIN cannot read are inferred from them.
     """
     with import_extra("rdkit.rdBase", "chem").BlockLogs():
-        named = name_molecules([*texts, *others])
+        inferred = None if known is None else infer_names(texts, rows, known, others)
+        named = name_molecules([*texts, *others], inferred)
     used = sorted({smiles for found in named.values() for smiles, _ in found})
     row, shared = {smiles: i for i, smiles in enumerate(used)}, share_names(texts, rows, others)
     found = {
@@ -102,8 +110,13 @@ def read_mentions(
     return Mentions(make_molecules(used, np.arange(len(used)), tokens, vectors), relations, by_text)
 
 
-def name_molecules(texts: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """The molecules of every text, as SMILES with their relations: those it names, and what they become in it."""
+def name_molecules(
+    texts: Sequence[str], inferred: dict[str, list[tuple[str, str]]] | None = None
+) -> dict[str, list[tuple[str, str]]]:
+    """The molecules of every text, as SMILES with their relations: those it names, and what they become in it.
+
+    Those that are ``inferred`` by other means count as named.
+    """
     sentences = {text: split_words(text) for text in texts}
     spans = (span for text in texts for words in sentences[text] for _, _, span in list_spans(words))
     spelled = {text: list(spell(" ".join(sentences[text][0]).rstrip(STOPS))) for text in texts}
@@ -111,7 +124,7 @@ def name_molecules(texts: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     forms = cache(list_forms)
     found = {}
     for text in texts:
-        mentions = dict.fromkeys(find_mentions(text, smiles))
+        mentions = dict.fromkeys([*find_mentions(text, smiles), *(inferred or {}).get(text, ())])
         made = [(smiles[name], SPELLED) for name in spelled[text] if name in smiles][:1]
         made += [(other, CONDENSED) for other in find_condensed(sentences[text][0], smiles)]
         made += [(other, PEPTIDE) for other in find_peptide(sentences[text][0], smiles)]
@@ -177,6 +190,31 @@ def share_names(
                 found += [(len(known), row, SHARED.format(other, relation)) for row, other in known]
         shared[text] = list(dict.fromkeys((row, relation) for _, row, relation in sorted(found)))[:SIMILAR]
     return shared
+
+
+def infer_names(
+    texts: Sequence[str], rows: np.ndarray, known: Sequence[str], others: Sequence[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """The molecules that texts name by names which training texts explain, as SMILES with their relations.
+
+    If the text on an anion says "It is a conjugate base of a versicolorin A", then versicolorin A is its neutral form.
+    A text does not explain its own names, nor those of others on the same molecule.
+    """
+    forms, explained = cache(list_forms), defaultdict[str, list[tuple[int, str]]](list)
+    for text, row, smiles in zip(texts, rows, map(read_and_write, known), strict=True):
+        for name, relation in find_related(text):
+            form = forms(smiles).get(MIRRORED) if relation == ENANTIOMER else forms(smiles).get("neutral", smiles)
+            if relation in CHANGING and form is not None:
+                explained[name].append((int(row), form))
+    own: dict[str, int] = dict(zip(texts, map(int, rows), strict=True))
+    return {
+        text: [
+            (smiles, relation)
+            for name, relation in sorted(find_related(text))
+            for smiles in dict.fromkeys(smiles for row, smiles in explained.get(name, ()) if row != own.get(text))
+        ]
+        for text in (*texts, *others)
+    }
 
 
 def find_related(text: str) -> set[tuple[str, str]]:
