@@ -35,6 +35,9 @@ from studies.chebi20_models import (
     ALL_TOGETHER,
     AND_WORDS,
     COPYING,
+    INFERRED,
+    INFERRED_NAMES,
+    INFERRING,
     LARGER,
     NAMES,
     NAMES_AND_WORDS,
@@ -233,13 +236,17 @@ def describe_chebi20(folder: Path) -> Fields:
         "learner": chebi20.FULL.learner,
         "everything": everything,
         "without_worst": average_without_worst(selected["record"]),
-        "answers_named": read_rows(folder / "named.jsonl")[0]["metrics"],
+        **dict(zip(("answers_named", "answers_inferred"), metrics_of(folder / "named.jsonl"), strict=True)),
         **selected,
         **compare_orders(rows, epochs),
         **describe_trials(read_rows(folder / "validation.jsonl")),
         **describe_perfect_h(folder),
         **tabulate_chebi20_further(rows, folder),
     }
+
+
+def metrics_of(file: Path) -> list[Fields]:
+    return [row["metrics"] for row in read_rows(file)]
 
 
 def average_without_worst(row: Row, texts: int = 3300, worst: int = 10) -> float:
@@ -272,6 +279,9 @@ def select_chebi20(rows: list[Row], epochs: int) -> Fields:
         "same_kernel": by[COPYING[0].name, SMALL],
         "named_three": by[NAMES, SMALL],
         "named_words": by[NAMES, WORDS],
+        "inferred_words": by[INFERRED_NAMES, WORDS],
+        "inferred": max((by[method.name, WORDS] for method in INFERRING), key=lambda row: row["val_mrr"]),
+        "not_inferred": max((by[method.name, WORDS] for method in COPYING), key=lambda row: row["val_mrr"]),
         "record": by[NAMES_AND_WORDS, f"{WORDS} & {SMALL}"],
     }
 
@@ -310,6 +320,7 @@ def describe_trials(trials: list[Row]) -> Fields:
 def describe_perfect_h(folder: Path) -> Fields:
     curves = tabulate_perfect_h(folder)
     kernels = {"cosine": "cosine", "rich": "tanimoto + tanimoto without chirality", "graphs": "WL on graphs"}
+    kernels |= {"pairs": "two tanimotos + pairs + counts"}
     fields: Fields = {}
     for field, kernel in kernels.items():
         curve = curves[kernel, "SubSample"]
@@ -364,16 +375,27 @@ def describe_generation(folder: Path) -> Fields:
     """The table of generated molecules, and the metrics of every method."""
     rows = read_rows(folder / "generation.jsonl")
     words = [row for row in read_rows(reduced(folder) / "generation.jsonl") if "encoder" in row]
-    by = {row["method"]: row["metrics"] for row in rows if row.get("loss", "Ranked").startswith("Ranked")}
-    searched = [row["metrics"] for row in words if row["method"] == chebi20_generation.FAMILIAR]
-    names = {"listed": "TRAINING_MOLECULE", "free": "SEARCH", "familiar": "FAMILIAR", "perfect": "PERFECT"}
+    by, worded = (
+        {(row["method"], row.get("copies"), row.get("loss", "")[:6]): row for row in r} for r in (rows, words)
+    )
+    names = {"listed": "TRAINING_MOLECULE", "free": "SEARCH", "familiar": "FAMILIAR"}
+    ranked = {short: by[getattr(chebi20_generation, name), None, "Ranked"] for short, name in names.items()}
+    ranked["encoded"] = by[chebi20_generation.WITH_NAMED, True, "Ranked"]
+    familiar, with_named = chebi20_generation.FAMILIAR, chebi20_generation.WITH_NAMED
+    fields = {
+        **ranked,
+        "perfect": by[chebi20_generation.PERFECT, None, ""],
+        "worded": worded[familiar, None, "Ranked"],
+        "squared": worded[familiar, None, "Square"],
+        "copied": worded[familiar, True, "Ranked"],
+        "chosen": worded[with_named, True, "Ranked"],
+        "explained": worded[with_named, INFERRED, "Ranked"],
+    }
     return {
         "generation": write_table(chebi20_generation.COLUMNS, chebi20_generation.tabulate_generation([*rows, *words])),
-        "generated_on": name_hardware(rows[0]),
+        "generated_on": name_hardware(ranked["listed"]),
         "worded_on": name_hardware(words[0]),
-        **dict(zip(("worded", "squared", "copied"), searched, strict=True)),
-        "chosen": next(row["metrics"] for row in words if row["method"] == chebi20_generation.WITH_NAMED),
-        **{short: by[getattr(chebi20_generation, name)] for short, name in names.items()},
+        **{name: row["metrics"] for name, row in fields.items()},
     }
 
 

@@ -66,18 +66,25 @@ FULL = Chebi20Config(ensembles=models.select_ensembles(models.SMALL) | models.JO
 NAMED = tuple(  # networks that copy what a text names
     Chebi20Config(
         encoder=encoder,
-        methods=models.COPYING + models.INFERRING if encoder == models.WORDS else models.COPYING,
-        ensembles=models.select_ensembles(encoder, models.NAMES) | models.NAMED_ENSEMBLES,
+        methods=methods,
+        ensembles=models.select_ensembles(encoder, *ensembles) | models.NAMED_ENSEMBLES,
         seeds=(0,),
         rates=(rate,),
         shares=(),
-        learner=models.COPYING[0].name,
+        learner=methods[0].name,
         long_epochs=None,
-        generations=tuple(generations),
+        generations=tuple(Generation(copies=reading) for reading in readings),
     )
-    for encoder, rate, *generations in (
-        (models.WORDS, 10.0),  # chosen by the reduced study
-        (models.SMALL, 0.6, Generation(copies=models.NAMED)),  # as without names
+    for encoder, rate, methods, ensembles, readings in (
+        (models.WORDS, 10.0, models.COPYING + models.INFERRING, (models.NAMES, models.INFERRED_NAMES), ()),
+        (
+            models.SMALL,
+            0.6,  # as without names
+            models.COPYING + models.INFERRING,
+            (models.NAMES, models.INFERRED_NAMES),
+            (models.NAMED, models.INFERRED),
+        ),
+        (models.LARGER, 0.1, models.INFERRING, (models.INFERRED_NAMES,), ()),  # a training at 0.2 failed
     )
 )
 WORDED = Chebi20Config(  # which is behind the encoder alone
@@ -217,6 +224,8 @@ def count_shared_representations(task: models.TextTask, session: Session) -> Non
         "Morgan with chirality": partial(keys, vectors[models.MORGAN]),
         "Morgan without chirality": partial(keys, vectors[models.FLAT]),
         "WL features of graphs with chirality": lambda: models.WL.features(graphs).rows(),
+        "the same after ten iterations": lambda: models.DEEP_WL.features(graphs).rows(),
+        "pairs of neighbourhoods up to 20 bonds apart": lambda: models.PAIRS.features(graphs).rows(),
     }
     for name, represent in representations.items():
         key = {"experiment": "chebi20", "representation": name, "candidates": len(task.outputs)}

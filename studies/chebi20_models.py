@@ -48,7 +48,7 @@ SQUARED = Squared()
 COSINE, TANIMOTO = View(MOL2VEC, Cosine()), View(MORGAN, Tanimoto())
 WL = WeisfeilerLehman(3, edge_labels=True)
 COUNTS = View(COMPOSITION, (1 / 14) * Views(*(Laplacian(0.5) for _ in range(14))))
-DEEP_WL, PAIRS = (View(GRAPH, k.normalized()) for k in (WeisfeilerLehman(10, edge_labels=True), NSPD(1, 20)))  # far
+DEEP_WL, PAIRS = WeisfeilerLehman(10, edge_labels=True), NSPD(1, 20)  # which see whole chains
 PAPERS_KERNELS: dict[str, Kernel] = {
     "cosine": COSINE,
     **{f"gaussian {gamma:g}": View(MOL2VEC, Gaussian(gamma)) for gamma in (1e-9, 1e-6, 1e-3, 1.0)},
@@ -62,8 +62,8 @@ KERNELS: dict[str, Kernel] = {
     "WL on graphs": View(GRAPH, WL.normalized()),
     "tanimoto + WL on graphs": TANIMOTO + View(GRAPH, WL.normalized()),
     "tanimoto + WL on graphs + counts": TANIMOTO + View(GRAPH, WL.normalized()) + COUNTS,
-    "two tanimotos + pairs + counts": TANIMOTO + View(FLAT, Tanimoto()) + PAIRS + COUNTS,
-    "tanimoto + deep WL + counts": TANIMOTO + DEEP_WL + COUNTS,
+    "two tanimotos + pairs + counts": TANIMOTO + View(FLAT, Tanimoto()) + View(GRAPH, PAIRS.normalized()) + COUNTS,
+    "tanimoto + deep WL + counts": TANIMOTO + View(GRAPH, DEEP_WL.normalized()) + COUNTS,
 }
 PAPERS_SKETCHES = {kind.__name__: kind for kind in (sketches.SubSample, sketches.Gaussian, sketches.Sparsified)}
 
@@ -392,6 +392,9 @@ JOINT_ENSEMBLES = {  # over encoders, too
 NAMES_AND_WORDS = f"{NAMES}, encoder and words"
 NAMED_ENSEMBLES = {
     NAMES_AND_WORDS: {WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES], SMALL: ENSEMBLES_OF_NAMES[NAMES]},
+    f"{INFERRED_NAMES}, both encoders and words": dict.fromkeys(
+        (WORDS, SMALL, LARGER), ENSEMBLES_OF_NAMES[INFERRED_NAMES]
+    ),
 }
 
 

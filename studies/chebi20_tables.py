@@ -10,7 +10,7 @@ from studies.results import Row, group_rows, read_rows
 PLAIN = (*models.BASELINES, *models.PAPERS, *models.OURS)
 SINGLES = (  # in the table's order
     *("SISOKR", *(method.name for method in PLAIN)),
-    *(models.WITH_COUNTS, *(method.name for method in models.COPYING)),
+    *(models.WITH_COUNTS, *(method.name for method in models.COPYING + models.INFERRING)),
 )
 ENSEMBLES = models.ENSEMBLES | models.ENSEMBLES_OF_NAMES
 JOINT = models.JOINT_ENSEMBLES | models.NAMED_ENSEMBLES
