@@ -354,6 +354,7 @@ def tabulate_chebi20_further(rows: list[Row], folder: Path) -> Fields:
         "read": by[WITH_COUNTS],
         "read_names": by[f"{WITH_COUNTS}, names"],
         "three_names": by[NAMES],
+        "two_inferred": by[INFERRED_NAMES],
         "ties": write_table(ties, [row for row in rows if "optimistic_hits@1" in row]),
         "ceilings": write_table(ceilings, read_rows(folder / "ceilings.jsonl")),
         "pools": describe_pools([*rows, *words]),
