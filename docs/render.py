@@ -229,7 +229,7 @@ def describe_chebi20(folder: Path) -> Fields:
     return {
         "table": table,
         "training_texts": models[0]["training_texts"],
-        "hardware": name_hardware(models[-1]),
+        "hardware": name_hardware(models[0]),
         "small": SMALL,
         "larger": LARGER,
         "batch_size": chebi20.FULL.training.batch_size,
