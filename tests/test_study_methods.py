@@ -429,7 +429,7 @@ def test_a_graph_tower_does_not_mix_molecules(texts):
 def test_an_encoder_may_be_joined_by_a_bag_of_words(texts, tmp_path):
     (tmp_path / "encoders" / "small").mkdir(parents=True)
     plain, joined = (
-        chebi20_models.TextTask.of(name, texts, tmp_path, CPU).network(0.2)
+        chebi20_models.TextTask.of(name, texts, tmp_path, CPU, {}).network(0.2)
         for name in ("small", "small + bag of words")
     )
     assert plain.encoder == joined.encoder == str(tmp_path / "encoders" / "small")
