@@ -279,7 +279,6 @@ def select_chebi20(rows: list[Row], epochs: int) -> Fields:
         "same_kernel": by[COPYING[0].name, SMALL],
         "named_three": by[NAMES, SMALL],
         "named_words": by[NAMES, WORDS],
-        "inferred_words": by[INFERRED_NAMES, WORDS],
         "inferred": max((by[method.name, WORDS] for method in INFERRING), key=lambda row: row["val_mrr"]),
         "not_inferred": max((by[method.name, WORDS] for method in COPYING), key=lambda row: row["val_mrr"]),
         "record": by[NAMES_AND_WORDS, f"{WORDS} & {SMALL}"],

@@ -380,7 +380,11 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
 
 
 def choose_weights(combine: Callable[..., Tensor], count: int, task: models.TextTask) -> list[float]:
-    """What each member weighs: all once, and then ten times that one more which is best on validation (MRR)."""
+    """The weights of the members, by greedy selection on validation (Caruana et al., 2004).
+
+    All start with weight 1; each round adds 1 to the member for which the mean reciprocal rank is best. The best round
+    counts.
+    """
     blocks = torch.arange(len(task.truth("val"))).split(models.QUERIES)
     alone = [
         torch.cat([combine([float(i == member) for i in range(count)], "val", rows) for rows in blocks])

@@ -362,7 +362,7 @@ COPYING = tuple(
         ("tanimoto + WL + counts", "tanimoto + WL on graphs + counts"),
     )
 )
-INFERRING = tuple(  # with kernels that tell the ends of long chains apart
+INFERRING = tuple(  # with kernels that distinguish isomers of long chains
     copying(f"ours, {kernel}, inferred names", kernel, sketches.SubSample(2000), RANKED, INFERRED)
     for kernel in ("two tanimotos + pairs + counts", "tanimoto + deep WL + counts")
 )
