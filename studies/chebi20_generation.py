@@ -102,7 +102,7 @@ def run_generation(
     kind += {"": "", models.NAMED: ", names", models.INFERRED: ", inferred names"}[generation.copies]
     own = key | {"encoder": task.encoder, "loss": loss, "rule": generation.rule, "rate": rate}
     own |= {"epochs": training.epochs} | pick_fields(generation, "familiar", "patience")
-    own |= {"": {}, models.NAMED: {"copies": True}, models.INFERRED: {"copies": models.INFERRED}}[generation.copies]
+    own |= {"copies": {models.NAMED: True}.get(generation.copies, generation.copies)} if generation.copies else {}
     measure_kept(
         [own | {"method": method} for method in (*SEARCHES, *(WITH_NAMED,) * bool(generation.copies))],
         lambda: generate(generation, task, training, rate, seed, chosen),
