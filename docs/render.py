@@ -236,7 +236,7 @@ def describe_chebi20(folder: Path) -> Fields:
         "learner": chebi20.FULL.learner,
         "everything": everything,
         "without_worst": average_without_worst(selected["record"]),
-        **dict(zip(("answers_named", "answers_inferred"), metrics_of(folder / "named.jsonl"), strict=True)),
+        **dict(zip(("answers_named", "answers_inferred"), read_metrics(folder / "named.jsonl"), strict=True)),
         **selected,
         **compare_orders(rows, epochs),
         **describe_trials(read_rows(folder / "validation.jsonl")),
@@ -245,7 +245,7 @@ def describe_chebi20(folder: Path) -> Fields:
     }
 
 
-def metrics_of(file: Path) -> list[Fields]:
+def read_metrics(file: Path) -> list[Fields]:
     return [row["metrics"] for row in read_rows(file)]
 
 
@@ -376,7 +376,8 @@ def describe_generation(folder: Path) -> Fields:
     rows = read_rows(folder / "generation.jsonl")
     words = [row for row in read_rows(reduced(folder) / "generation.jsonl") if "encoder" in row]
     by, worded = (
-        {(row["method"], row.get("copies"), row.get("loss", "")[:6]): row for row in r} for r in (rows, words)
+        {(row["method"], row.get("copies"), row.get("loss", "").partition("(")[0]): row for row in some}
+        for some in (rows, words)
     )
     names = {"listed": "TRAINING_MOLECULE", "free": "SEARCH", "familiar": "FAMILIAR"}
     ranked = {short: by[getattr(chebi20_generation, name), None, "Ranked"] for short, name in names.items()}
@@ -386,7 +387,7 @@ def describe_generation(folder: Path) -> Fields:
         **ranked,
         "perfect": by[chebi20_generation.PERFECT, None, ""],
         "worded": worded[familiar, None, "Ranked"],
-        "squared": worded[familiar, None, "Square"],
+        "squared": worded[familiar, None, "Squared"],
         "copied": worded[familiar, True, "Ranked"],
         "chosen": worded[with_named, True, "Ranked"],
         "explained": worded[with_named, INFERRED, "Ranked"],

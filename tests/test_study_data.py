@@ -19,6 +19,7 @@ from studies.data import (
     chebi20,
     files,
     fingerprints,
+    forms,
     label_ranking,
     massbank,
     mentions,
@@ -286,6 +287,10 @@ def test_what_a_text_spells_out_is_built():
     found = mentions.name_molecules(texts)
     for text, (smiles, relation) in zip(texts, SPELLED_OUT.values(), strict=True):
         assert (smiles, relation) in found[text], text
+
+
+def test_a_molecule_whose_acid_has_deuterium_has_fewer_forms():
+    assert forms.list_forms("[2H]OC(=O)CN") == {"cation": "[2H]OC(=O)C[NH3+]"}  # the deuteron is not taken away
 
 
 def test_a_text_shares_names_with_others_only():

@@ -203,15 +203,17 @@ def infer_names(
     forms, explained = cache(list_forms), defaultdict[str, list[tuple[int, str]]](list)
     for text, row, smiles in zip(texts, rows, map(read_and_write, known), strict=True):
         for name, relation in find_related(text):
-            form = forms(smiles).get(MIRRORED) if relation == ENANTIOMER else forms(smiles).get("neutral", smiles)
-            if relation in CHANGING and form is not None:
-                explained[name].append((int(row), form))
-    own: dict[str, int] = dict(zip(texts, map(int, rows), strict=True))
+            if relation in CHANGING:
+                own = forms(smiles)
+                form = own.get(MIRRORED) if relation == ENANTIOMER else own.get("neutral", smiles)
+                if form is not None:
+                    explained[name].append((int(row), form))
+    row_of: dict[str, int] = dict(zip(texts, map(int, rows), strict=True))
     return {
         text: [
             (smiles, relation)
             for name, relation in sorted(find_related(text))
-            for smiles in dict.fromkeys(smiles for row, smiles in explained.get(name, ()) if row != own.get(text))
+            for smiles in dict.fromkeys(smiles for row, smiles in explained.get(name, ()) if row != row_of.get(text))
         ]
         for text in (*texts, *others)
     }
