@@ -376,7 +376,10 @@ def describe_generation(folder: Path) -> Fields:
     rows = read_rows(folder / "generation.jsonl")
     words = [row for row in read_rows(reduced(folder) / "generation.jsonl") if "encoder" in row]
     by, worded = (
-        {(row["method"], row.get("copies"), row.get("loss", "").partition("(")[0]): row for row in some}
+        {
+            (row["method"], row.get("reading", row.get("copies")), row.get("loss", "").partition("(")[0]): row
+            for row in some
+        }
         for some in (rows, words)
     )
     names = {"listed": "TRAINING_MOLECULE", "free": "SEARCH", "familiar": "FAMILIAR"}

@@ -73,7 +73,7 @@ NAMED = tuple(  # networks that copy what a text names
         shares=(),
         learner=methods[0].name,
         long_epochs=None,
-        generations=tuple(Generation(copies=reading) for reading in readings),
+        generations=tuple(Generation(reading=reading) for reading in readings),
     )
     for encoder, rate, methods, ensembles, readings in (
         (models.WORDS, 10.0, models.COPYING + models.INFERRING, (models.NAMES, models.INFERRED_NAMES), ()),
@@ -82,7 +82,7 @@ NAMED = tuple(  # networks that copy what a text names
             0.6,  # as without names
             models.COPYING + models.INFERRING,
             (models.NAMES, models.INFERRED_NAMES),
-            (models.NAMED, models.INFERRED),
+            (models.OPSIN, models.INFERRED),
         ),
         (models.LARGER, 0.1, models.INFERRING, (models.INFERRED_NAMES,), ()),  # a training at 0.2 failed
     )
@@ -124,7 +124,7 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
         *(
             replace(
                 models.copying(
-                    method.name, method.key["kernel"], sketches.SubSample(500), models.RANKED, method.copies
+                    method.name, method.key["kernel"], sketches.SubSample(500), models.RANKED, method.reading
                 ),
                 tuned_as=models.WITH_COUNTS,
             )
@@ -145,7 +145,7 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     generations=(
         Generation(sketch=sketches.SubSample(500)),
         Generation(sketch=sketches.SubSample(500), loss=models.SQUARED, rule="projected"),
-        *(Generation(sketch=sketches.SubSample(500), copies=reading) for reading in (models.NAMED, models.INFERRED)),
+        *(Generation(sketch=sketches.SubSample(500), reading=reading) for reading in (models.OPSIN, models.INFERRED)),
     ),
 )
 QUICK = Chebi20Config(
@@ -204,7 +204,7 @@ def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
     data = describe_molecules(config.n_train or 1000, 50, 50) if config.generated else load_chebi20(session.data)
     texts, rows = data.train
     data = replace(data, train=Descriptions(texts[: config.n_train], rows[: config.n_train]))
-    readings = dict.fromkeys([*(method.copies for method in config.methods), *(g.copies for g in config.generations)])
+    readings = dict.fromkeys([*(method.reading for method in config.methods), *(g.reading for g in config.generations)])
     mentions = {
         reading: load_mentions(data, session.data, infers=reading == models.INFERRED) for reading in readings if reading
     }
@@ -242,7 +242,7 @@ def _measure_ceiling(represent: Callable[[], Iterator[Any]], task: models.TextTa
 def count_named_answers(task: models.TextTask, session: Session) -> None:
     """For how many texts the answer is among the molecules that the text names or spells out, by how it is read."""
     for reading, mentions in task.mentions.items():
-        method = "what texts name" + f", {reading}" * (reading != models.NAMED)
+        method = "what texts name" + f", {reading}" * (reading != models.OPSIN)
         key = {"experiment": "chebi20", "n_train": len(task.data.train.texts), "method": method}
         session.results("named").record(key, partial(_measure_named, task, mentions))
 

@@ -46,7 +46,7 @@ PUBLISHED: tuple[Row, ...] = tuple(  # as their papers report
 COLUMNS: Columns = {
     "answer": "{name}",
     "encoder": "{encoder}",
-    "names": lambda row: READINGS[row.get("copies", False)] if "encoder" in row else MISSING,
+    "names": lambda row: row.get("reading", "yes" if row.get("copies") else "no") if "encoder" in row else MISSING,
     "loss": lambda row: row["loss"].partition("(")[0],
     "texts": "{n_test:,}",
     "valid": "{validity:.1%}",
@@ -62,7 +62,6 @@ DEEP = GraphSearch(beam=32, budget=40_000, pieces=32)
 TRAINING_MOLECULE, SEARCH, FAMILIAR = "best training molecule", "search", "search, familiar neighbourhoods"
 WITH_NAMED = "what the text names, else search"
 PERFECT = "search from true coordinates"
-READINGS: dict[bool | str, str] = {False: "no", True: "yes", models.INFERRED: "inferred, too"}  # by the field of rows
 SEARCHES = (TRAINING_MOLECULE, SEARCH, FAMILIAR)
 TASKS = 8  # into which the texts are divided, for all processors
 Fitted = tuple[EmbeddedOutputs, Callable[[list[str]], Tensor]]  # the starts of a search, and texts -> coordinates
@@ -79,7 +78,7 @@ class Generation:
     search: GraphSearch = DEEP
     familiar: int = 3  # radius
     patience: float = 2.0  # seconds a text, for the search of familiar neighbourhoods
-    copies: str = ""  # what a text names, read in one of two ways; what training texts name starts the search, too
+    reading: str = ""  # OPSIN or INFERRED: of the names that it copies; those of training texts start the search, too
     n_test: int = 300  # a random part of the test texts
     k: int = 5  # graphs that are kept for each text
 
@@ -99,12 +98,13 @@ def run_generation(
     key |= {"n_train": len(task.data.train.texts), "kernel": str(generation.kernel), "sketch": str(generation.sketch)}
     key |= {"seed": seed, "n_test": len(chosen)} | pick_fields(generation.search, "starts", "beam", "budget", "pieces")
     loss, kind = models.describe(generation.loss), type(generation.loss).__name__
-    kind += {"": "", models.NAMED: ", names", models.INFERRED: ", inferred names"}[generation.copies]
+    kind += {"": "", models.OPSIN: ", names", models.INFERRED: ", inferred names"}[generation.reading]
     own = key | {"encoder": task.encoder, "loss": loss, "rule": generation.rule, "rate": rate}
     own |= {"epochs": training.epochs} | pick_fields(generation, "familiar", "patience")
-    own |= {"copies": {models.NAMED: True}.get(generation.copies, generation.copies)} if generation.copies else {}
+    own |= {"copies": True} if generation.reading else {}
+    own |= {"reading": generation.reading} if generation.reading == models.INFERRED else {}
     measure_kept(
-        [own | {"method": method} for method in (*SEARCHES, *(WITH_NAMED,) * bool(generation.copies))],
+        [own | {"method": method} for method in (*SEARCHES, *(WITH_NAMED,) * bool(generation.reading))],
         lambda: generate(generation, task, training, rate, seed, chosen),
         chosen,
         f"generated, {task.encoder}, {texts}, {training.epochs} epochs, {kind}",
@@ -155,7 +155,7 @@ def generate(
     """The k best graphs for every chosen test text, by every method, as plain lists."""
     texts, clock = [task.data.test.texts[i] for i in chosen], Stopwatch()
     with clock("training"):
-        known, predict = (fit_on_names if generation.copies else fit)(generation, task, training, rate, seed)
+        known, predict = (fit_on_names if generation.reading else fit)(generation, task, training, rate, seed)
     return search_by_all(generation, task, known, predict(texts), chosen, clock)
 
 
@@ -171,7 +171,7 @@ def fit(generation: Generation, task: models.TextTask, training: Training, rate:
 
 def fit_on_names(generation: Generation, task: models.TextTask, training: Training, rate: float, seed: int) -> Fitted:
     """The training molecules with those that training texts name, and a network that copies what its text names."""
-    mentions, graphs = task.mentions[generation.copies], task.data.molecules.graphs
+    mentions, graphs = task.mentions[generation.reading], task.data.molecules.graphs
     named, of_training = mentions.molecules.graphs, mentions.list_rows(task.data.train.texts)
     train, generator = graphs[np.unique(task.data.train.rows)], Generator().manual_seed(seed)
     basis = sketch_basis(generation.kernel, train, generation.sketch, generator=generator, device=task.device)
@@ -196,9 +196,9 @@ def search_by_all(
     truth, found = task.data.molecules.graphs[task.data.test.rows[chosen]], start_record()
     for name, decoder in decoders.items():
         found[name] = search_all(decoder, known, z, truth, generation.k, clock)
-    if generation.copies:
+    if generation.reading:
         texts = [task.data.test.texts[i] for i in chosen]
-        found[WITH_NAMED] = prefer_named(found, known.basis, z, task.mentions[generation.copies], texts, generation)
+        found[WITH_NAMED] = prefer_named(found, known.basis, z, task.mentions[generation.reading], texts, generation)
     return found
 
 

@@ -41,7 +41,7 @@ AND_WORDS = f" + {WORDS}"  # after an encoder's name: the outputs of both are ad
 QUERIES = 512  # texts whose scores for all molecules are held at once
 TIES = {"middle": "", "optimistic": "optimistic_", "pessimistic": "pessimistic_"}  # prefixes of metrics
 TEST_POOL = "test_pool_"
-NAMED, INFERRED = "named", "inferred"  # molecules that OPSIN reads, and also those that training texts explain
+OPSIN, INFERRED = "OPSIN", "inferred"  # names that OPSIN reads, and also those that training texts explain
 MOL2VEC, MORGAN, FLAT, GRAPH, COMPOSITION = range(5)  # the views of a molecule
 
 SQUARED = Squared()
@@ -172,7 +172,7 @@ class TextMethod:
     key: Row = field(default_factory=dict, hash=False)
     has_rate: bool = True  # whether the encoder is trained, at a rate to choose
     tuned_as: str | None = None  # the method whose rate it takes, not to choose one of its own
-    copies: str = ""  # what a text names: read as NAMED or INFERRED says
+    reading: str = ""  # OPSIN or INFERRED: of the names that it copies
 
 
 def dsokr(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUARED) -> TextMethod:
@@ -188,7 +188,7 @@ def dsokr(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss = SQUA
     return TextMethod(name, train, describe_parts(kernel, sketch, loss))
 
 
-def copying(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss, reading: str = NAMED) -> TextMethod:
+def copying(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss, reading: str = OPSIN) -> TextMethod:
     """The same with a network that copies the molecules that a text names, in the basis of the outputs."""
 
     def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
@@ -202,8 +202,8 @@ def copying(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss, rea
         model = fit_copying(basis, task.outputs, *named, task, task.network(rate), loss, training, seed, score)
         return ModelVectors.of(model.predict, task, molecules, diag.float(), model.history.best_epoch)
 
-    own = {} if reading == NAMED else {"reading": reading}
-    return TextMethod(name, train, describe_parts(kernel, sketch, loss) | own, copies=reading)
+    own = {} if reading == OPSIN else {"reading": reading}
+    return TextMethod(name, train, describe_parts(kernel, sketch, loss) | own, reading=reading)
 
 
 def fit_copying(
