@@ -67,7 +67,7 @@ NAMED = tuple(  # networks that copy what a text names
     Chebi20Config(
         encoder=encoder,
         methods=methods,
-        ensembles=models.select_ensembles(encoder, *ensembles) | models.NAMED_ENSEMBLES,
+        ensembles=models.select_ensembles(encoder, *ensembles) | models.NAMED_ENSEMBLES | models.BOTH_DIRECTIONS,
         seeds=(0,),
         rates=(rate,),
         shares=(),
@@ -86,6 +86,16 @@ NAMED = tuple(  # networks that copy what a text names
         ),
         (models.LARGER, 0.1, models.INFERRING, (models.INFERRED_NAMES,), ()),  # a training at 0.2 failed
     )
+)
+BACKWARD = Chebi20Config(  # from molecules to words
+    encoder=models.BACKWARDS,
+    methods=(models.BACKWARD,),
+    ensembles=models.BOTH_DIRECTIONS,
+    seeds=(0,),
+    rates=(2.0,),
+    shares=(),
+    learner=models.BACKWARD.name,
+    long_epochs=None,
 )
 WORDED = Chebi20Config(  # which is behind the encoder alone
     encoder=models.LARGER + models.AND_WORDS,
@@ -134,6 +144,7 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     ensembles={
         models.ALL_KERNELS: {models.WORDS: ("ours, two tanimotos", "ours, tanimoto + WL")},
         **models.select_ensembles(models.WORDS, models.NAMES, models.INFERRED_NAMES),
+        models.DIRECTIONS: models.BOTH_DIRECTIONS[models.DIRECTIONS],
     },
     seeds=(0,),
     rates=(3.0, 10.0),
@@ -147,6 +158,13 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
         Generation(sketch=sketches.SubSample(500), loss=models.SQUARED, rule="projected"),
         *(Generation(sketch=sketches.SubSample(500), reading=reading) for reading in (models.OPSIN, models.INFERRED)),
     ),
+)
+REDUCED_BACKWARD = replace(
+    BACKWARD,
+    ensembles={models.DIRECTIONS: models.BOTH_DIRECTIONS[models.DIRECTIONS]},
+    training=REDUCED.training,
+    sizes=REDUCED.sizes,
+    rich_sizes=REDUCED.rich_sizes,
 )
 QUICK = Chebi20Config(
     encoder=models.WORDS,
@@ -403,5 +421,9 @@ def choose_weights(combine: Callable[..., Tensor], count: int, task: models.Text
     return max(tried, key=lambda pair: pair[0])[1]
 
 
-SIZES = {"full": (FULL, SMALL_WORDED, LARGE, WORDED, *NAMED), "reduced": (REDUCED,), "quick": (QUICK,)}
+SIZES = {
+    "full": (FULL, SMALL_WORDED, LARGE, WORDED, *NAMED, BACKWARD),
+    "reduced": (REDUCED, REDUCED_BACKWARD),
+    "quick": (QUICK,),
+}
 STUDY = Study("chebi20", SIZES, run, tabulate, COLUMNS, draw)

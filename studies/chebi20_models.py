@@ -28,6 +28,7 @@ from dsokr.regressors.base import Score
 from dsokr.regressors.networks import NetworkFactory, TextEncoder, WordBag
 from dsokr.regressors.neural import FittedNetwork
 from dsokr.rules import RULES, Rule, score
+from studies.backwards import Backwards
 from studies.baselines.contrastive import CMAM, MoleculeGCN, MoleculeMLP
 from studies.baselines.regression import fit_regression
 from studies.copying import Copying
@@ -37,6 +38,7 @@ from studies.data.mentions import Mentions
 from studies.results import Row
 
 WORDS = "bag of words"  # in place of an encoder: nothing is pretrained
+BACKWARDS = "words from molecules"  # in place of an encoder: the other direction
 AND_WORDS = f" + {WORDS}"  # after an encoder's name: the outputs of both are added up
 QUERIES = 512  # texts whose scores for all molecules are held at once
 TIES = {"middle": "", "optimistic": "optimistic_", "pessimistic": "pessimistic_"}  # prefixes of metrics
@@ -229,6 +231,18 @@ def fit_copying(
     return regressor.fit(*pairs, held_out, seed=seed, device=task.device, score=score)
 
 
+def predict_words(name: str, model: Backwards) -> TextMethod:
+    """The other direction: molecules predict the words of their texts, and are ranked by the likelihood of a text."""
+
+    def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
+        training = replace(training, learning_rate=rate * training.learning_rate)
+        found = model.fit(*task.data.train, task.data.molecules, training, seed, task.device)
+        molecules, diag = (part.to(task.device) for part in (found.molecules, found.diag))
+        return ModelVectors.of(found.embed, task, molecules, diag, training.epochs)
+
+    return TextMethod(name, train, {"model": str(model)})
+
+
 def describe_parts(kernel: str, sketch: sketches.SketchSpec, loss: Loss) -> Row:
     """The parts of an output kernel regressor, as in rows."""
     formula = str(KERNELS[kernel])
@@ -366,6 +380,7 @@ INFERRING = tuple(  # with kernels that distinguish isomers of long chains
     copying(f"ours, {kernel}, inferred names", kernel, sketches.SubSample(2000), RANKED, INFERRED)
     for kernel in ("two tanimotos + pairs + counts", "tanimoto + deep WL + counts")
 )
+BACKWARD = predict_words("ours, words from molecules", Backwards())
 OUR_ENSEMBLE, ALL_KERNELS = "ours, ensemble, two tanimotos", "ours, ensemble, all kernels"
 ENSEMBLES = {
     "CMAM ensemble, MLP": ("CMAM, MLP",),
@@ -390,11 +405,14 @@ JOINT_ENSEMBLES = {  # over encoders, too
     ALL_TOGETHER: {SMALL: ENSEMBLES[ALL_KERNELS], LARGER: ENSEMBLES[OUR_ENSEMBLE]},
 }
 NAMES_AND_WORDS = f"{NAMES}, encoder and words"
-NAMED_ENSEMBLES = {
-    NAMES_AND_WORDS: {WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES], SMALL: ENSEMBLES_OF_NAMES[NAMES]},
-    f"{INFERRED_NAMES}, both encoders and words": dict.fromkeys(
-        (WORDS, SMALL, LARGER), ENSEMBLES_OF_NAMES[INFERRED_NAMES]
-    ),
+NAMED_ENSEMBLES = {NAMES_AND_WORDS: {WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES], SMALL: ENSEMBLES_OF_NAMES[NAMES]}}
+DIRECTIONS = "ours, ensemble, both directions"
+BOTH_DIRECTIONS = {
+    DIRECTIONS: {WORDS: (INFERRING[0].name,), BACKWARDS: (BACKWARD.name,)},
+    f"{DIRECTIONS}, both encoders and words": {
+        **dict.fromkeys((WORDS, SMALL, LARGER), ENSEMBLES_OF_NAMES[INFERRED_NAMES]),
+        BACKWARDS: (BACKWARD.name,),
+    },
 }
 
 
