@@ -59,13 +59,18 @@ class Backwards:
         parts = []
         for number in range(self.folds):
             seen = fold[own] != number
-            with seeded(seed + number):
-                network = MoleculeWords(features, self.width, present[seen].mean(dim=0))
-            loss = Likelihood(network, self.contrast)
-            regressor = Neural(lambda p, network=network: network, loss, replace(training, standardize=False))
-            regressor.fit(own[seen, None], as_targets(present[seen]), seed=seed + number, device=device)
+            network = self._train(features, own[seen], present[seen], training, seed + number, device)
             parts.append((network, (fold == number).nonzero()))
-        return Likelihoods.of(vectorizer, parts, len(molecules))
+        return Likelihoods.of(vectorizer, parts)
+
+    def _train(
+        self, features: Features, rows: Tensor, present: Tensor, training: Training, seed: int, device: torch.device
+    ) -> MoleculeWords:
+        with seeded(seed):
+            network = MoleculeWords(features, self.width, present.mean(dim=0))
+        regressor = Neural(lambda p: network, Likelihood(network, self.contrast), replace(training, standardize=False))
+        regressor.fit(rows[:, None], as_targets(present), seed=seed, device=device)
+        return network
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,9 +175,10 @@ class Likelihoods:
     diag: Tensor  # (n,)
 
     @staticmethod
-    def of(vectorizer: CountVectorizer, parts: Sequence[tuple[MoleculeWords, Tensor]], count: int) -> Likelihoods:
+    def of(vectorizer: CountVectorizer, parts: Sequence[tuple[MoleculeWords, Tensor]]) -> Likelihoods:
         with torch.inference_mode():
             words = torch.stack([torch.column_stack([net.vectors, net.odds]).cpu() for net, _ in parts])
+            count = sum(len(rows) for _, rows in parts)
             molecules, diag = torch.zeros(count, *words.shape[::2]), torch.zeros(count)
             for number, (network, rows) in enumerate(parts):
                 for (own,) in (block.T for block in rows.split(BLOCK)):

@@ -383,8 +383,12 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
         return
     scorers = [models.choose_rule(models.ModelVectors.load(file, task.device), task)[1] for file in files]
 
+    blocks = torch.arange(len(task.truth("val"))).split(models.QUERIES)
+    on_val = [torch.cat([scorer("val", rows) for rows in blocks]) for scorer in scorers]  # needed many times
+
     def combine(way: Any, standardize: bool, weights: list[float] | None, part: str, rows: Tensor) -> Tensor:
-        return combine_scores([scorer(part, rows) for scorer in scorers], way, weights, standardize)
+        members = [own[rows.to(own.device)] for own in on_val] if part == "val" else [s(part, rows) for s in scorers]
+        return combine_scores(members, way, weights, standardize)
 
     ways = [way for way in product(COMBINATIONS, (False, True)) if way != ("mean rank", True)]  # ranks have no scale
     equally = {way: partial(combine, way[0], way[1], None) for way in ways}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from dsokr.estimator import DSOKR
 from dsokr.files import replace_file
 from dsokr.kernels import NSPD, Cosine, Gaussian, Kernel, Laplacian, Tanimoto, View, Views, WeisfeilerLehman
 from dsokr.losses import Loss, Ranked, Squared
-from dsokr.metrics import ranks, retrieval_of
+from dsokr.metrics import retrieval_of
+from dsokr.metrics.scores import SHARES, count_ahead
 from dsokr.outputs import Outputs, ViewBatch, take
 from dsokr.regressors import KernelRidge, Neural, Regressor, Targets, Training
 from dsokr.regressors.base import Score
@@ -312,18 +314,25 @@ def sisokr(input_size: int) -> TextMethod:
     return TextMethod("SISOKR", train, {"kernel": "cosine"}, has_rate=False)
 
 
-def rank_truth(scorer: Scorer, task: TextTask, part: str, pool: Tensor | None = None, **options: Any) -> Tensor:  # (n,)
-    """Ranks of the true molecules, a few texts at a time: among all molecules, or in a pool that holds them."""
+def count_rivals(
+    scorer: Scorer, task: TextTask, part: str, pools: Sequence[Tensor | None] = (None,)
+) -> list[Tensor]:  # each (2, n)
+    """How many molecules score higher than the true ones and how many others the same: among all, or in some pools."""
     truth = task.truth(part)
-    if pool is not None:
-        truth = torch.searchsorted(pool, truth)
-    blocks = torch.arange(len(truth)).split(QUERIES)
-    found = []
-    for rows in blocks:
+    places = [truth if pool is None else torch.searchsorted(pool, truth) for pool in pools]
+    found: list[list[Tensor]] = [[] for _ in pools]
+    for rows in torch.arange(len(truth)).split(QUERIES):  # a few texts at a time
         scores = scorer(part, rows)
-        scores = scores if pool is None else scores[:, pool.to(scores.device)]
-        found.append(ranks(scores, truth[rows], **options).cpu())
-    return torch.cat(found)
+        for own, pool, place in zip(found, pools, places, strict=True):
+            within = scores if pool is None else scores[:, pool.to(scores.device)]
+            own.append(torch.stack(count_ahead(within, place[rows])).cpu())
+    return [torch.cat(own, dim=1) for own in found]
+
+
+def rank_truth(scorer: Scorer, task: TextTask, part: str) -> Tensor:  # (n,)
+    """Ranks of the true molecules among all."""
+    ((better, tied),) = count_rivals(scorer, task, part)
+    return 1 + better + SHARES["middle"] * tied
 
 
 def mean_reciprocal_rank(scorer: Scorer, task: TextTask) -> float:
@@ -342,15 +351,18 @@ def measure_retrieval(scorer: Scorer, task: TextTask) -> dict[str, float]:
 
     Among all molecules, and among those of the test texts alone: that pool is that of the later literature.
     """
-    found = rank_truth(scorer, task, "test")
-    metrics = retrieval_of(found) | {
+    pools = {"": None, TEST_POOL: task.truth("test").unique()}
+    counts = dict(zip(pools, count_rivals(scorer, task, "test", [*pools.values()]), strict=True))
+    metrics = dict[str, float]()
+    for (pool, (better, tied)), (ties, name) in product(counts.items(), TIES.items()):
+        own = retrieval_of(1 + better + SHARES[ties] * tied)
+        metrics |= {f"{pool}{name}{metric}": value for metric, value in own.items()}
+    better, tied = counts[""]
+    found = 1 + better + SHARES["middle"] * tied
+    metrics |= {
         "median_rank": found.median().item(),
         "share_of_worst_ten": (found.topk(min(10, len(found))).values.sum() / found.sum()).item(),
     }
-    for prefix, pool in (("", None), (TEST_POOL, task.truth("test").unique())):
-        for ties, name in TIES.items():
-            own = retrieval_of(rank_truth(scorer, task, "test", pool, ties=ties))
-            metrics |= {f"{prefix}{name}{metric}": value for metric, value in own.items()}
     on_val = retrieval_of(rank_truth(scorer, task, "val"))
     return metrics | {f"val_{name}": value for name, value in on_val.items()}
 
@@ -407,7 +419,7 @@ JOINT_ENSEMBLES = {  # over encoders, too
 NAMES_AND_WORDS = f"{NAMES}, encoder and words"
 NAMED_ENSEMBLES = {NAMES_AND_WORDS: {WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES], SMALL: ENSEMBLES_OF_NAMES[NAMES]}}
 DIRECTIONS = "ours, ensemble, both directions"
-BOTH_DIRECTIONS = {
+BOTH_DIRECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     DIRECTIONS: {WORDS: (INFERRING[0].name,), BACKWARDS: (BACKWARD.name,)},
     f"{DIRECTIONS}, both encoders and words": {
         **dict.fromkeys((WORDS, SMALL, LARGER), ENSEMBLES_OF_NAMES[INFERRED_NAMES]),
