@@ -8,7 +8,7 @@ counts as half a rank; values under the two other conventions stand beside. The 
 ``encoders`` in the data folder, then by its name on the hub.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -31,7 +31,9 @@ from studies import chebi20_models as models
 from studies.baselines.contrastive import MoleculeMLP
 from studies.chebi20_generation import Generation, run_generation
 from studies.chebi20_tables import COLUMNS, draw, tabulate
+from studies.checking import Check, Evidence, Shortlists, put_first
 from studies.data.chebi20 import Descriptions, describe_molecules, load_chebi20
+from studies.data.definitions import load_definitions
 from studies.data.mentions import Mentions, load_mentions
 from studies.results import Row
 from studies.study import ADAMW, Session, Stopwatch, Study
@@ -58,6 +60,7 @@ class Chebi20Config:
     patient: tuple[str, ...] = ("CMAM, MLP", "DSOKR, SubSample", "ours, two tanimotos")  # also trained for longer, once
     long_epochs: int | None = 50  # as many as in the paper
     generations: tuple[Generation, ...] = ()  # molecules that are not from a list
+    check: Check | None = None  # of what ensembles answer
     n_train: int | None = None  # None: all
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
@@ -96,6 +99,7 @@ BACKWARD = Chebi20Config(  # from molecules to words
     shares=(),
     learner=models.BACKWARD.name,
     long_epochs=None,
+    check=Check(),
 )
 WORDED = Chebi20Config(  # which is behind the encoder alone
     encoder=models.LARGER + models.AND_WORDS,
@@ -223,6 +227,8 @@ def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
     texts, rows = data.train
     data = replace(data, train=Descriptions(texts[: config.n_train], rows[: config.n_train]))
     readings = dict.fromkeys([*(method.reading for method in config.methods), *(g.reading for g in config.generations)])
+    if config.check is not None:
+        readings[models.INFERRED] = None
     mentions = {
         reading: load_mentions(data, session.data, infers=reading == models.INFERRED) for reading in readings if reading
     }
@@ -376,15 +382,14 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
         for encoder, methods in config.ensembles[name].items()
     ]
     files = [file for group in groups for file in group]
-    if results.has(key):
+    checked = key | {"method": f"{name}, checked", "check": str(config.check)}
+    if results.has(key) and (config.check is None or results.has(checked)):
         return
     if not all(file.exists() for file in files):
         session.say(f"{name}: left out, because the vectors of some members were not kept")
         return
     scorers = [models.choose_rule(models.ModelVectors.load(file, task.device), task)[1] for file in files]
-
-    blocks = torch.arange(len(task.truth("val"))).split(models.QUERIES)
-    on_val = [torch.cat([scorer("val", rows) for rows in blocks]) for scorer in scorers]  # needed many times
+    on_val = score_all(scorers, task, "val")  # needed many times
 
     def combine(way: Any, standardize: bool, weights: list[float] | None, part: str, rows: Tensor) -> Tensor:
         members = [own[rows.to(own.device)] for own in on_val] if part == "val" else [s(part, rows) for s in scorers]
@@ -396,9 +401,41 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
     weights = None
     if len(groups) > 1 and way != "max score":
         weights = choose_weights(partial(combine, way, standardize), len(files), task)
-    metrics = models.measure_retrieval(partial(combine, way, standardize, weights), task)
+    together = partial(combine, way, standardize, weights)
     chosen: Row = {"combine": way, "standardize": standardize} | ({} if weights is None else {"weights": weights})
-    results.record(key, lambda: {"chosen": chosen, "metrics": metrics})
+    results.record(key, lambda: {"chosen": chosen, "metrics": models.measure_retrieval(together, task)})
+    if config.check is not None:
+        lists = {
+            "val": shortlist(config.check, together, on_val, task, "val"),
+            "test": shortlist(config.check, together, score_all(scorers, task, "test"), task, "test"),
+        }
+        results.record(checked, partial(measure_check, config.check, together, lists, task))
+
+
+def score_all(scorers: Sequence[models.Scorer], task: models.TextTask, part: str) -> list[Tensor]:
+    """The scores of all molecules for all texts of a part, by every member."""
+    blocks = torch.arange(len(task.truth(part))).split(models.QUERIES)
+    return [torch.cat([scorer(part, rows) for rows in blocks]) for scorer in scorers]
+
+
+def shortlist(
+    check: Check, together: models.Scorer, members: Sequence[Tensor], task: models.TextTask, part: str
+) -> Shortlists:
+    texts, mentions = getattr(task.data, part).texts, task.mentions[models.INFERRED]
+    evidence = Evidence(task.data.molecules, mentions, load_definitions(texts))
+    alike = (combine_scores([own], "mean score", standardize=True) for own in members)
+    return Shortlists.of(texts, [*score_all([together], task, part), *alike], task.truth(part), evidence, check.size)
+
+
+def measure_check(check: Check, together: models.Scorer, lists: dict[str, Shortlists], task: models.TextTask) -> Row:
+    """An ensemble whose first candidates are compared with what the definitions say."""
+    own = dict(zip(("val", "test"), check.rate(lists["val"], lists["test"]), strict=True))
+
+    def scorer(part: str, rows: Tensor) -> Tensor:
+        scores = together(part, rows)
+        return put_first(scores, lists[part].rows[rows].to(scores.device), own[part][rows].to(scores.device))
+
+    return {"metrics": models.measure_retrieval(scorer, task)}
 
 
 def choose_weights(combine: Callable[..., Tensor], count: int, task: models.TextTask) -> list[float]:
