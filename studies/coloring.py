@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from joblib import Parallel, cpu_count, delayed
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dsokr.decoders import Candidates, Decoder, GraphSearch, LabelledGraphs
+from dsokr.basis import SketchedBasis
+from dsokr.decoders import Candidates, Decoder, EmbeddedOutputs, GraphSearch, LabelledGraphs
 from dsokr.estimator import DSOKR
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import NSPD, Kernel, ShortestPath, WeisfeilerLehman
@@ -29,10 +32,11 @@ from dsokr.sketches import SubSample
 from studies.data.coloring import COLORS, Maps, draw_maps
 from studies.plots import draw_panels
 from studies.results import TRAINING_FIELDS, Row, format_spread, group_rows, mean_and_sd, pick_fields, read_rows
-from studies.study import ADAMW, Session, Stopwatch, Study, decode
+from studies.study import ADAMW, Session, Stopwatch, Study
 
 WL, PATHS = WeisfeilerLehman(1).normalized(), ShortestPath().normalized()
 KERNELS: dict[str, Kernel] = {"WL + paths": WL + PATHS, "WL + NSPD + paths": WL + NSPD(1, 1).normalized() + PATHS}
+STARTS = 8  # candidates from which a search starts
 PATIENCE = 2.0  # seconds for an edit distance; then its upper bound counts
 
 
@@ -103,7 +107,7 @@ class ColoringConfig:
     @property
     def search(self) -> GraphSearch:
         domain = LabelledGraphs(tuple(range(len(COLORS))), max_nodes=self.regions[1], planar=True, proper=True)
-        return GraphSearch(domain, "projected", beam=self.beam, budget=self.budget)
+        return GraphSearch(domain, "projected", starts=STARTS, beam=self.beam, budget=self.budget)
 
     @property
     def decoders(self) -> dict[str, Decoder]:
@@ -119,7 +123,7 @@ MEDIUM = replace(
     n_train=200_000,
     training=replace(TRAINING, epochs=40, batch_size=512),
     n_val=100,
-    n_test=300,
+    n_test=500,
     beam=64,
     budget=150_000,
     seeds=(0,),
@@ -180,11 +184,28 @@ def measure_model(config: ColoringConfig, seed: int, kernel: str, session: Sessi
     with clock("fitting"):
         model.fit(*train, validation=val)
     for decoder in config.decoders.values():
-        on_val = measure_distances(decode(model, decoder, val.images), val.graphs)
+        on_val = measure_distances(decode_all(model, decoder, val.images), val.graphs)
         with clock("decoding"):
-            predicted = decode(model, decoder, test.images)
+            predicted = decode_all(model, decoder, test.images)
         metrics = measure_distances(predicted, test.graphs) | {f"val_{name}": v for name, v in on_val.items()}
         yield {"metrics": metrics, "seconds": dict(clock.seconds)}
+
+
+def decode_all(model: DSOKR, decoder: Decoder, images: NDArray[np.uint8]) -> GraphBatch:
+    """In processes, because much of a search is not compiled code; each has the candidates that searches start from."""
+    known, basis, z = model.known_, model.basis_.to("cpu"), model.coefficients(images)
+    tasks = []
+    for rows in z.split(-(-len(z) // cpu_count())):
+        near = known.select(known.top(rows, STARTS, "projected").indices.unique())
+        psi, diag = (part.cpu() for part in near.coordinates())
+        starts = EmbeddedOutputs(basis, near.outputs, True, (psi, diag), near.form)
+        tasks.append(delayed(decode_some)(decoder, basis, rows.cpu(), starts))
+    return GraphBatch.joined(Parallel(n_jobs=-1)(tasks))
+
+
+def decode_some(decoder: Decoder, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> GraphBatch:
+    torch.set_num_threads(1)
+    return GraphBatch.of(decoder.decode(basis, z, known).outputs)
 
 
 def measure_distances(predicted: Any, true: GraphBatch) -> dict[str, float]:
