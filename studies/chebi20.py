@@ -83,11 +83,10 @@ NAMED = tuple(  # networks that copy what a text names
         (
             models.SMALL,
             0.6,  # as without names
-            models.COPYING + models.INFERRING,
-            (models.NAMES, models.INFERRED_NAMES),
+            models.COPYING + models.INFERRING + models.FURTHER,
+            (models.NAMES, models.MORE_INFERRED),
             (models.OPSIN, models.INFERRED),
         ),
-        (models.LARGER, 0.1, models.INFERRING, (models.INFERRED_NAMES,), ()),  # a training at 0.2 failed
     )
 )
 BACKWARD = Chebi20Config(  # from molecules to words

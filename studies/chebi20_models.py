@@ -392,6 +392,12 @@ INFERRING = tuple(  # with kernels that distinguish isomers of long chains
     copying(f"ours, {kernel}, inferred names", kernel, sketches.SubSample(2000), RANKED, INFERRED)
     for kernel in ("two tanimotos + pairs + counts", "tanimoto + deep WL + counts")
 )
+FURTHER = tuple(
+    copying(
+        method.name.replace("names", "inferred names"), method.key["kernel"], sketches.SubSample(2000), RANKED, INFERRED
+    )
+    for method in COPYING[1:]
+)
 BACKWARD = predict_words("ours, words from molecules", Backwards())
 OUR_ENSEMBLE, ALL_KERNELS = "ours, ensemble, two tanimotos", "ours, ensemble, all kernels"
 ENSEMBLES = {
@@ -407,9 +413,11 @@ ENSEMBLES = {
     ALL_KERNELS: tuple(method.name for method in OURS),
 }
 NAMES, INFERRED_NAMES = "ours, ensemble, names", "ours, ensemble, inferred names"
+MORE_INFERRED = f"{INFERRED_NAMES}, four kernels"
 ALL_TOGETHER = f"{ALL_KERNELS}, both encoders"
 ENSEMBLES_OF_NAMES = {
-    name: tuple(method.name for method in methods) for name, methods in ((NAMES, COPYING), (INFERRED_NAMES, INFERRING))
+    name: tuple(method.name for method in methods)
+    for name, methods in ((NAMES, COPYING), (INFERRED_NAMES, INFERRING), (MORE_INFERRED, INFERRING + FURTHER))
 }
 SMALL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 JOINT_ENSEMBLES = {  # over encoders, too
@@ -421,8 +429,9 @@ NAMED_ENSEMBLES = {NAMES_AND_WORDS: {WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES], 
 DIRECTIONS = "ours, ensemble, both directions"
 BOTH_DIRECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     DIRECTIONS: {WORDS: (INFERRING[0].name,), BACKWARDS: (BACKWARD.name,)},
-    f"{DIRECTIONS}, both encoders and words": {
-        **dict.fromkeys((WORDS, SMALL, LARGER), ENSEMBLES_OF_NAMES[INFERRED_NAMES]),
+    f"{DIRECTIONS}, encoder and words": {
+        WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES],
+        SMALL: ENSEMBLES_OF_NAMES[MORE_INFERRED],
         BACKWARDS: (BACKWARD.name,),
     },
 }
