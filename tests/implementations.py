@@ -38,6 +38,7 @@ def tables(n: int) -> np.ndarray:
     """Numbers, some of which are missing."""
     rows, rng = vectors(n).numpy().copy(), np.random.default_rng(n)
     rows[rng.random(rows.shape) < 0.1] = np.nan
+    rows[:, -1] = np.nan  # an empty column
     return rows
 
 

@@ -105,6 +105,8 @@ class Boosted(Regressor):
         boosting = HistGradientBoostingRegressor(
             max_iter=self.trees, learning_rate=self.learning_rate, early_stopping=False
         )
+        if not sp.issparse(X):  # scikit-learn 1.9 refuses columns without a number
+            X = np.where(np.isnan(X).all(axis=0), 0.0, X)
         return _fit(boosting, self.directions, X, targets, seed, device)
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedScikit:
