@@ -80,6 +80,7 @@ NAMED = tuple(  # networks that copy what a text names
     )
     for encoder, rate, methods, ensembles, readings in (
         (models.WORDS, 10.0, models.COPYING + models.INFERRING, (models.NAMES, models.INFERRED_NAMES), ()),
+        (models.PARTS, 10.0, models.INFERRING + models.FURTHER, (models.MORE_INFERRED,), (models.INFERRED,)),
         (
             models.SMALL,
             0.6,  # as without names
@@ -147,7 +148,6 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
     ensembles={
         models.ALL_KERNELS: {models.WORDS: ("ours, two tanimotos", "ours, tanimoto + WL")},
         **models.select_ensembles(models.WORDS, models.NAMES, models.INFERRED_NAMES),
-        models.DIRECTIONS: models.BOTH_DIRECTIONS[models.DIRECTIONS],
     },
     seeds=(0,),
     rates=(3.0, 10.0),
@@ -162,12 +162,16 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
         *(Generation(sketch=sketches.SubSample(500), reading=reading) for reading in (models.OPSIN, models.INFERRED)),
     ),
 )
-REDUCED_BACKWARD = replace(
-    BACKWARD,
-    ensembles={models.DIRECTIONS: models.BOTH_DIRECTIONS[models.DIRECTIONS]},
-    training=REDUCED.training,
-    sizes=REDUCED.sizes,
-    rich_sizes=REDUCED.rich_sizes,
+REDUCED_PARTS = replace(
+    REDUCED,
+    encoder=models.PARTS,
+    methods=tuple(
+        method for method in REDUCED.methods if method.name in (models.WITH_COUNTS, models.INFERRING[0].name)
+    ),
+    ensembles={},
+    rates=(10.0,),
+    shares=(),
+    generations=(),
 )
 QUICK = Chebi20Config(
     encoder=models.WORDS,
@@ -463,7 +467,7 @@ def choose_weights(combine: Callable[..., Tensor], count: int, task: models.Text
 
 SIZES = {
     "full": (FULL, SMALL_WORDED, LARGE, WORDED, *NAMED, BACKWARD),
-    "reduced": (REDUCED, REDUCED_BACKWARD),
+    "reduced": (REDUCED, REDUCED_PARTS),
     "quick": (QUICK,),
 }
 STUDY = Study("chebi20", SIZES, run, tabulate, COLUMNS, draw)

@@ -40,6 +40,7 @@ from studies.data.mentions import Mentions
 from studies.results import Row
 
 WORDS = "bag of words"  # in place of an encoder: nothing is pretrained
+PARTS = "bag of words and their parts"
 BACKWARDS = "words from molecules"  # in place of an encoder: the other direction
 AND_WORDS = f" + {WORDS}"  # after an encoder's name: the outputs of both are added up
 QUERIES = 512  # texts whose scores for all molecules are held at once
@@ -104,10 +105,13 @@ class TextTask:
 
     def network(self, rate: float) -> TextEncoder | WordBag:
         """The encoder, which learns at ``rate`` times the learning rate."""
+        words = WordBag(width=256, buckets=1 << 16, rate=rate, parts=None)
+        if self.encoder == PARTS:
+            return replace(words, parts=(3, 5))
         if self.encoder == WORDS:
-            return WordBag(width=256, buckets=1 << 16, rate=rate)
-        words = WordBag(width=256, buckets=1 << 16, rate=3.0) if self.encoder.endswith(AND_WORDS) else None
-        return TextEncoder(self.path, rate=rate, words=words)
+            return words
+        added = replace(words, rate=3.0) if self.encoder.endswith(AND_WORDS) else None
+        return TextEncoder(self.path, rate=rate, words=added)
 
     def cut(self, share: float) -> TextTask:
         """The same with a random share of the training texts, and all candidates."""
@@ -428,9 +432,9 @@ NAMES_AND_WORDS = f"{NAMES}, encoder and words"
 NAMED_ENSEMBLES = {NAMES_AND_WORDS: {WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES], SMALL: ENSEMBLES_OF_NAMES[NAMES]}}
 DIRECTIONS = "ours, ensemble, both directions"
 BOTH_DIRECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    DIRECTIONS: {WORDS: (INFERRING[0].name,), BACKWARDS: (BACKWARD.name,)},
+    DIRECTIONS: {PARTS: ENSEMBLES_OF_NAMES[MORE_INFERRED], BACKWARDS: (BACKWARD.name,)},
     f"{DIRECTIONS}, encoder and words": {
-        WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES],
+        PARTS: ENSEMBLES_OF_NAMES[MORE_INFERRED],
         SMALL: ENSEMBLES_OF_NAMES[MORE_INFERRED],
         BACKWARDS: (BACKWARD.name,),
     },

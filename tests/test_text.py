@@ -254,7 +254,30 @@ def test_word_bag_reads_words_and_pairs():
         network.prepare(["an ester, 酯", "an \ud800ester"])
     with pytest.raises(InputError, match="WordBag reads non-empty texts. Got '' at index 0"):
         network.prepare([""])
-    assert network.prepare(["word " * 10_000]).shape[1] == 2 * 512 - 1
+    plain = build_network(WordBag(width=8, parts=None), 2, ["An ester of carbon."], 0)
+    assert plain.prepare(["word " * 10_000]).shape[1] == 2 * 512 - 1
+
+
+def test_word_bag_reads_parts_of_words():
+    """Words that were never seen end like others that were."""
+    rng = np.random.default_rng(0)
+    stems = ["".join(rng.choice(list("bcdfghklmnprstuv"), 6)) for _ in range(150)]
+    X, Y = [f"a {stem}{end}" for stem in stems for end in ("ane", "oate")], np.tile([[-1.0], [1.0]], (150, 1))
+    right = {}
+    for parts in (None, (3, 5)):
+        network = WordBag(width=16, parts=parts)
+        model = small_model(network, epochs=30, batch_size=32, learning_rate=3e-3).fit(X[:200], Y[:200])
+        right[parts] = (np.sign(model.predict(X[200:])) == Y[200:]).mean()
+    assert right[3, 5] > 0.95 and right[None] < 0.7
+
+
+def test_word_bag_bounds_the_parts_of_a_text():
+    network = build_network(WordBag(width=4, longest=10, buckets=64), 2, ["a"], 0)
+    ids = network.prepare(["a", "".join(map(str, range(10_000)))])
+    assert ids.shape == (2, 1 + 80) and ids.max() < 128
+    assert torch.isfinite(network.eval()(ids)).all()  # "a" has one part
+    with pytest.raises(InputError, match=r"WordBag.parts must be the fewest and the most characters. Got \(5, 3\)"):
+        WordBag(parts=(5, 3))
 
 
 def test_word_bag_can_be_saved(tmp_path):

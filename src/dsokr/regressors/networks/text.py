@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
@@ -30,6 +30,7 @@ INITIAL_SCALE = 0.03  # of the word vectors: what is learned of a word soon outw
 MULTIPLE = 8  # lengths of batches are rounded up to it: odd ones are slow on a GPU
 POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # they number positions from padding + 1
 WORDS = re.compile(r"\w+|[^\w\s]")
+PARTS_PER_WORD = 8  # as many are read, for each of ``longest`` words
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -224,10 +225,12 @@ def _check_texts(owner: str, xs: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class WordBag:
-    """The mean of learned vectors of a text's words and word pairs, then layers of the ``hidden`` widths.
+    """The mean of learned vectors of a text's words and word pairs and that of parts of its words, then layers of the
+    ``hidden`` widths.
 
-    Needs nothing pretrained. Words are lower-cased and hashed into ``buckets`` vectors, so there is no vocabulary and a
-    new word is no error; its vector is just untrained. Words after the first ``longest`` are not read. The vectors
+    Needs nothing pretrained. Everything is lower-cased and hashed into ``buckets`` vectors, so there is no vocabulary.
+    A part is a run of characters of a word, its ends included, from as many as ``parts`` says to as many. A new word is
+    read by its parts: a name, another form, a misspelling. Words after the first ``longest`` are not read. The vectors
     learn at ``rate`` times ``Training.learning_rate``.
 
     >>> network = WordBag(width=16, hidden=(8,))(3)
@@ -241,9 +244,12 @@ class WordBag:
     buckets: int = 1 << 14  # more for tens of thousands of texts, so that fewer words share a vector
     longest: int = 512  # words
     rate: float = 1.0
+    parts: tuple[int, int] | None = (3, 5)  # characters; None: whole words and their pairs only
 
     def __post_init__(self) -> None:
         check_fields(self, buckets=2, dropout="[0, 1)")  # the first bucket is padding
+        if self.parts is not None and not self.parts[0] <= self.parts[1]:
+            raise InputError(f"WordBag.parts must be the fewest and the most characters. Got {self.parts}.")
 
     def __call__(self, p: int) -> BagOfWords:
         return BagOfWords(self, p)
@@ -255,22 +261,32 @@ class BagOfWords(nn.Module):
     def __init__(self, shape: WordBag, p: int):
         super().__init__()
         self.shape = shape
-        self.vectors = nn.Embedding(shape.buckets, shape.width, padding_idx=PADDING)
+        kinds = 1 if shape.parts is None else 2
+        self.vectors = nn.Embedding(kinds * shape.buckets, shape.width, padding_idx=PADDING)
         with torch.no_grad():
             self.vectors.weight *= INITIAL_SCALE
-        widths = (shape.width, *shape.hidden)
-        layers = [nn.LayerNorm(shape.width), *_make_layers(widths, shape.dropout)]
+        widths = (kinds * shape.width, *shape.hidden)
+        layers = [nn.LayerNorm(widths[0]), *_make_layers(widths, shape.dropout)]
         self.head = nn.Sequential(*layers, nn.Linear(widths[-1], p))
 
     def prepare(self, xs: Sequence[str]) -> Tensor:  # (n, longest of them) int32
-        rows = [self._hash_words(text) for text in _check_texts("WordBag", xs)]
+        rows = [self._hash_text(text) for text in _check_texts("WordBag", xs)]
         return pad_sequence(rows, batch_first=True, padding_value=PADDING)
 
-    def _hash_words(self, text: str) -> Tensor:
-        words = WORDS.findall(text.lower())[: self.shape.longest]
-        pairs = (f"{first} {second}" for first, second in pairwise(words))
-        ids = [1 + crc32(item.encode()) % (self.shape.buckets - 1) for item in chain(words, pairs)]
-        return torch.tensor(ids, dtype=torch.int32)
+    def _hash_text(self, text: str) -> Tensor:
+        """Buckets of words and pairs from 1 on, and of parts behind those."""
+        words, buckets = WORDS.findall(text.lower())[: self.shape.longest], self.shape.buckets
+        ids = [_hash(item, buckets) for item in chain(words, (f"{a} {b}" for a, b in pairwise(words)))]
+        parts = islice(self._list_parts(words), PARTS_PER_WORD * self.shape.longest)
+        return torch.tensor([*ids, *(buckets + _hash(part, buckets) for part in parts)], dtype=torch.int32)
+
+    def _list_parts(self, words: Sequence[str]) -> Iterator[str]:
+        """The parts of distinct words."""
+        if self.shape.parts is not None:
+            for word in dict.fromkeys(words):
+                whole = f"<{word}>"
+                for size in range(self.shape.parts[0], self.shape.parts[1] + 1):
+                    yield from (whole[i : i + size] for i in range(len(whole) - size + 1))
 
     def lengths(self, tokens: Tensor) -> Tensor:  # (n,)
         return (tokens != PADDING).sum(dim=1)
@@ -278,9 +294,18 @@ class BagOfWords(nn.Module):
     def learning_rates(self) -> LearningRates:
         return [(list(self.vectors.parameters()), self.shape.rate), (list(self.head.parameters()), 1.0)]
 
-    def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width)
-        """The mean vector of a text's words and pairs."""
-        return F.embedding_bag(tokens, self.vectors.weight, mode="mean", padding_idx=PADDING)
+    def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width), or twice as wide with parts
+        """The mean vectors of a text's words and pairs, and of parts."""
+        kinds = [tokens]
+        if self.shape.parts is not None:
+            is_part = tokens >= self.shape.buckets
+            kinds = [tokens.masked_fill(is_part, PADDING), tokens.masked_fill(~is_part, PADDING)]
+        bags = [F.embedding_bag(own, self.vectors.weight, mode="mean", padding_idx=PADDING) for own in kinds]
+        return torch.cat(bags, dim=1)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, p)
         return self.head(self.embed(tokens))
+
+
+def _hash(item: str, buckets: int) -> int:
+    return 1 + crc32(item.encode()) % (buckets - 1)
