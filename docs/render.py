@@ -34,14 +34,21 @@ from studies.chebi20_models import (
     ALL_KERNELS,
     ALL_TOGETHER,
     AND_WORDS,
+    BACKWARD,
+    BACKWARDS,
+    CHECKED,
     COPYING,
+    DIRECTIONS,
+    FURTHER,
     INFERRED,
     INFERRED_NAMES,
     INFERRING,
     LARGER,
+    MORE_INFERRED,
     NAMES,
     NAMES_AND_WORDS,
     OUR_ENSEMBLE,
+    PARTS,
     SMALL,
     TEST_POOL,
     WITH_COUNTS,
@@ -236,6 +243,8 @@ def describe_chebi20(folder: Path) -> Fields:
         "learner": chebi20.FULL.learner,
         "everything": everything,
         "without_worst": average_without_worst(selected["record"]),
+        "record_minutes": sum(row.get("seconds", 0.0) for row in rows if row["encoder"] in (PARTS, BACKWARDS)) / 60,
+        "record_hardware": next(name_hardware(row) for row in models if row["encoder"] == PARTS),
         **dict(zip(("answers_named", "answers_inferred"), read_metrics(folder / "named.jsonl"), strict=True)),
         **selected,
         **compare_orders(rows, epochs),
@@ -281,7 +290,14 @@ def select_chebi20(rows: list[Row], epochs: int) -> Fields:
         "named_words": by[NAMES, WORDS],
         "inferred": max((by[method.name, WORDS] for method in INFERRING), key=lambda row: row["val_mrr"]),
         "not_inferred": max((by[method.name, WORDS] for method in COPYING), key=lambda row: row["val_mrr"]),
-        "record": by[NAMES_AND_WORDS, f"{WORDS} & {SMALL}"],
+        "with_encoder": by[NAMES_AND_WORDS, f"{WORDS} & {SMALL}"],
+        "parts": max((by[method.name, PARTS] for method in INFERRING + FURTHER), key=lambda row: row["val_mrr"]),
+        "same_parts": by[INFERRING[0].name, PARTS],
+        "same_words": by[INFERRING[0].name, WORDS],
+        "four_parts": by[MORE_INFERRED, PARTS],
+        "back": by[BACKWARD.name, BACKWARDS],
+        "both": by[DIRECTIONS, f"{PARTS} & {BACKWARDS}"],
+        "record": by[f"{DIRECTIONS}{CHECKED}", f"{PARTS} & {BACKWARDS}"],
     }
 
 
@@ -343,14 +359,16 @@ def tabulate_chebi20_further(rows: list[Row], folder: Path) -> Fields:
         "Hits@1, one at random": "{metrics[hits@1]:.1%}",
         "Hits@1, a tie is no hit": "{metrics[untied_hits@1]:.1%}",
     }
-    words = [row for row in chebi20.STUDY.tabulate(reduced(folder)) if row["encoder"] == WORDS]
-    by = {row["name"]: row for row in words}
+    words = [row for row in chebi20.STUDY.tabulate(reduced(folder)) if row["encoder"] in (WORDS, PARTS)]
+    by = {row["name"]: row for row in words if row["encoder"] == WORDS}
+    parts = {row["name"]: row for row in words if row["encoder"] == PARTS}
     return {
         "learning_curve": write_table({"encoder": "{encoder}", "texts": "{n_train:,}"} | metrics, curve),
         "reduced": write_table(chebi20.STUDY.columns, words),
         "reduced_minutes": sum(row.get("seconds", 0.0) for row in words) / 60,
         "reduced_hardware": name_hardware(read_rows(reduced(folder) / "models.jsonl")[0]),
         "read": by[WITH_COUNTS],
+        "read_parts": parts[WITH_COUNTS],
         "read_names": by[f"{WITH_COUNTS}, names"],
         "three_names": by[NAMES],
         "two_inferred": by[INFERRED_NAMES],
@@ -876,7 +894,7 @@ def render_overview(results: Path) -> str:
         max((row for row in texts if row["name"] in names), key=lambda row: row["val_mrr"])
         for names in (["DSOKR, SubSample"], [method.name for method in COPYING])
     )
-    together = next(row for row in texts if row["name"] == NAMES_AND_WORDS)
+    together = next(row for row in texts if row["name"] == f"{DIRECTIONS}{CHECKED}")
     words = next(row for row in chebi20.STUDY.tabulate(results / "chebi20-reduced") if row["name"] == NAMES)
     training_texts = read_rows(results / "chebi20" / "models.jsonl")[0]["training_texts"]
     rows = [

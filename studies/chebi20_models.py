@@ -430,7 +430,7 @@ JOINT_ENSEMBLES = {  # over encoders, too
 }
 NAMES_AND_WORDS = f"{NAMES}, encoder and words"
 NAMED_ENSEMBLES = {NAMES_AND_WORDS: {WORDS: ENSEMBLES_OF_NAMES[INFERRED_NAMES], SMALL: ENSEMBLES_OF_NAMES[NAMES]}}
-DIRECTIONS = "ours, ensemble, both directions"
+DIRECTIONS, CHECKED = "ours, ensemble, both directions", ", checked"
 BOTH_DIRECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     DIRECTIONS: {PARTS: ENSEMBLES_OF_NAMES[MORE_INFERRED], BACKWARDS: (BACKWARD.name,)},
     f"{DIRECTIONS}, encoder and words": {

@@ -10,10 +10,14 @@ from studies.results import Row, group_rows, read_rows
 PLAIN = (*models.BASELINES, *models.PAPERS, *models.OURS)
 SINGLES = (  # in the table's order
     *("SISOKR", *(method.name for method in PLAIN)),
-    *(models.WITH_COUNTS, *(method.name for method in models.COPYING + models.INFERRING)),
+    *(models.WITH_COUNTS, *(method.name for method in models.COPYING + models.INFERRING + models.FURTHER)),
+    models.BACKWARD.name,
 )
 ENSEMBLES = models.ENSEMBLES | models.ENSEMBLES_OF_NAMES
-JOINT = models.JOINT_ENSEMBLES | models.NAMED_ENSEMBLES
+JOINT = [
+    *(models.JOINT_ENSEMBLES | models.NAMED_ENSEMBLES),
+    *(f"{name}{check}" for name in models.BOTH_DIRECTIONS for check in ("", models.CHECKED)),
+]
 PAPER: tuple[Row, ...] = tuple(  # Table 3 as printed there; AMAN as its authors report it
     {"name": name, "encoder": "SciBERT", "hits@1": h1, "hits@10": h10, "mrr": mrr, "mean_rank": rank}
     for name, rank, mrr, h1, h10 in (

@@ -175,7 +175,7 @@ def search_words(model: DSOKR, known: list[str], words: WrittenWords, most: int)
     return replace(pairs, listed=pairs.listed[:, :most])  # those that the search found; known words come after them
 
 
-WORDS = WordBag(width=256, buckets=1 << 16, rate=10.0)
+WORDS = WordBag(width=256, buckets=1 << 16, rate=10.0, parts=None)  # whole words, as in the rows
 TEXT_TRAINING = replace(ADAMW, epochs=10, warmup_steps=200, validation_fraction=0.0, progress=False)
 
 

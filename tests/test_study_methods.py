@@ -433,7 +433,7 @@ def test_an_encoder_may_be_joined_by_a_bag_of_words(texts, tmp_path):
         for name in ("small", "small + bag of words")
     )
     assert plain.encoder == joined.encoder == str(tmp_path / "encoders" / "small")
-    assert plain.words is None and joined.words == networks.WordBag(width=256, buckets=1 << 16, rate=3.0)
+    assert plain.words is None and joined.words == networks.WordBag(width=256, buckets=1 << 16, rate=3.0, parts=None)
 
 
 def test_models_of_several_encoders_answer_together(texts, tmp_path):
