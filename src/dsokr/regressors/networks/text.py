@@ -261,10 +261,11 @@ class BagOfWords(nn.Module):
     def __init__(self, shape: WordBag, p: int):
         super().__init__()
         self.shape = shape
-        kinds = 1 if shape.parts is None else 2
-        self.vectors = nn.Embedding(kinds * shape.buckets, shape.width, padding_idx=PADDING)
+        kinds = 1 if shape.parts is None else 2  # words and pairs; parts
+        self.vectors = nn.ModuleList(nn.Embedding(shape.buckets, shape.width, PADDING) for _ in range(kinds))
         with torch.no_grad():
-            self.vectors.weight *= INITIAL_SCALE
+            for weight in self.vectors.parameters():
+                weight *= INITIAL_SCALE
         widths = (kinds * shape.width, *shape.hidden)
         layers = [nn.LayerNorm(widths[0]), *_make_layers(widths, shape.dropout)]
         self.head = nn.Sequential(*layers, nn.Linear(widths[-1], p))
@@ -296,11 +297,12 @@ class BagOfWords(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width), or twice as wide with parts
         """The mean vectors of a text's words and pairs, and of parts."""
-        kinds = [tokens]
-        if self.shape.parts is not None:
-            is_part = tokens >= self.shape.buckets
-            kinds = [tokens.masked_fill(is_part, PADDING), tokens.masked_fill(~is_part, PADDING)]
-        bags = [F.embedding_bag(own, self.vectors.weight, mode="mean", padding_idx=PADDING) for own in kinds]
+        buckets = self.shape.buckets
+        kinds = (tokens.masked_fill(tokens >= buckets, PADDING), (tokens - buckets).clamp(min=PADDING))
+        bags = [
+            F.embedding_bag(own, weight, mode="mean", padding_idx=PADDING)
+            for own, weight in zip(kinds, self.vectors.parameters(), strict=False)
+        ]
         return torch.cat(bags, dim=1)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, p)
