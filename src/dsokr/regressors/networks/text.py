@@ -265,7 +265,7 @@ class BagOfWords(nn.Module):
         self.vectors = nn.ModuleList(nn.Embedding(shape.buckets, shape.width, PADDING) for _ in range(kinds))
         with torch.no_grad():
             for weight in self.vectors.parameters():
-                weight *= INITIAL_SCALE
+                weight.mul_(INITIAL_SCALE)
         widths = (kinds * shape.width, *shape.hidden)
         layers = [nn.LayerNorm(widths[0]), *_make_layers(widths, shape.dropout)]
         self.head = nn.Sequential(*layers, nn.Linear(widths[-1], p))
@@ -286,7 +286,7 @@ class BagOfWords(nn.Module):
         if self.shape.parts is not None:
             for word in dict.fromkeys(words):
                 whole = f"<{word}>"
-                for size in range(self.shape.parts[0], self.shape.parts[1] + 1):
+                for size in range(self.shape.parts[0], min(self.shape.parts[1], len(whole)) + 1):
                     yield from (whole[i : i + size] for i in range(len(whole) - size + 1))
 
     def lengths(self, tokens: Tensor) -> Tensor:  # (n,)
