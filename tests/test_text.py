@@ -271,11 +271,15 @@ def test_word_bag_reads_parts_of_words():
     assert right[3, 5] > 0.95 and right[None] < 0.7
 
 
-def test_word_bag_bounds_the_parts_of_a_text():
-    network = build_network(WordBag(width=4, longest=10, buckets=64), 2, ["a"], 0)
+@pytest.mark.parametrize("parts", [(3, 5), (3, 10**13)])
+def test_word_bag_bounds_the_parts_of_a_text(parts):
+    network = build_network(WordBag(width=4, longest=10, buckets=64, parts=parts), 2, ["a"], 0)
     ids = network.prepare(["a", "".join(map(str, range(10_000)))])
     assert ids.shape == (2, 1 + 80) and ids.max() < 128
     assert torch.isfinite(network.eval()(ids)).all()  # "a" has one part
+
+
+def test_word_bag_refuses_a_reversed_range():
     with pytest.raises(InputError, match=r"WordBag.parts must be the fewest and the most characters. Got \(5, 3\)"):
         WordBag(parts=(5, 3))
 
