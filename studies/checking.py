@@ -129,7 +129,21 @@ class Shortlists:
 
     def table(self, some: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """All candidates of some texts as rows, and whether each is the true one."""
-        return self.numbers[some].reshape(-1, self.numbers.shape[2]), self.is_true[some].ravel()
+        numbers = compare_within(self.numbers[some])
+        return numbers.reshape(-1, numbers.shape[2]), self.is_true[some].ravel()
+
+
+def compare_within(numbers: np.ndarray) -> np.ndarray:  # (n, k, numbers) -> (n, k, 3 * numbers)
+    """The numbers, and how far each is from the one nearest to zero and from the largest in its list.
+
+    >>> compare_within(np.array([[[2.0], [np.nan], [-1.0]]]))[0].T
+    array([[ 2., nan, -1.],
+           [ 1., nan,  0.],
+           [ 0., nan, -3.]])
+    """
+    sizes = np.abs(numbers)
+    least = np.fmin.reduce(sizes, axis=1, keepdims=True)  # NaN only where all are
+    return np.concatenate([numbers, sizes - least, numbers - np.fmax.reduce(numbers, axis=1, keepdims=True)], axis=2)
 
 
 @dataclass(frozen=True)
