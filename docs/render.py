@@ -359,16 +359,14 @@ def tabulate_chebi20_further(rows: list[Row], folder: Path) -> Fields:
         "Hits@1, one at random": "{metrics[hits@1]:.1%}",
         "Hits@1, a tie is no hit": "{metrics[untied_hits@1]:.1%}",
     }
-    words = [row for row in chebi20.STUDY.tabulate(reduced(folder)) if row["encoder"] in (WORDS, PARTS)]
-    by = {row["name"]: row for row in words if row["encoder"] == WORDS}
-    parts = {row["name"]: row for row in words if row["encoder"] == PARTS}
+    words = [row for row in chebi20.STUDY.tabulate(reduced(folder)) if row["encoder"] == WORDS]
+    by = {row["name"]: row for row in words}
     return {
         "learning_curve": write_table({"encoder": "{encoder}", "texts": "{n_train:,}"} | metrics, curve),
         "reduced": write_table(chebi20.STUDY.columns, words),
         "reduced_minutes": sum(row.get("seconds", 0.0) for row in words) / 60,
         "reduced_hardware": name_hardware(read_rows(reduced(folder) / "models.jsonl")[0]),
         "read": by[WITH_COUNTS],
-        "read_parts": parts[WITH_COUNTS],
         "read_names": by[f"{WITH_COUNTS}, names"],
         "three_names": by[NAMES],
         "two_inferred": by[INFERRED_NAMES],

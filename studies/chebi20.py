@@ -162,17 +162,6 @@ REDUCED = Chebi20Config(  # for two cores, without an encoder
         *(Generation(sketch=sketches.SubSample(500), reading=reading) for reading in (models.OPSIN, models.INFERRED)),
     ),
 )
-REDUCED_PARTS = replace(
-    REDUCED,
-    encoder=models.PARTS,
-    methods=tuple(
-        method for method in REDUCED.methods if method.name in (models.WITH_COUNTS, models.INFERRING[0].name)
-    ),
-    ensembles={},
-    rates=(10.0,),
-    shares=(),
-    generations=(),
-)
 QUICK = Chebi20Config(
     encoder=models.WORDS,
     methods=(
@@ -467,7 +456,7 @@ def choose_weights(combine: Callable[..., Tensor], count: int, task: models.Text
 
 SIZES = {
     "full": (FULL, SMALL_WORDED, LARGE, WORDED, *NAMED, BACKWARD),
-    "reduced": (REDUCED, REDUCED_PARTS),
+    "reduced": (REDUCED,),
     "quick": (QUICK,),
 }
 STUDY = Study("chebi20", SIZES, run, tabulate, COLUMNS, draw)
