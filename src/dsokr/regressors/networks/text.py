@@ -30,7 +30,7 @@ INITIAL_SCALE = 0.03  # of the word vectors: what is learned of a word soon outw
 MULTIPLE = 8  # lengths of batches are rounded up to it: odd ones are slow on a GPU
 POSITIONS_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")  # they number positions from padding + 1
 WORDS = re.compile(r"\w+|[^\w\s]")
-PARTS_PER_WORD = 8  # as many are read, for each of ``longest`` words
+PARTS_PER_WORD = 8  # bounds the parts of a text, to this times ``longest``
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -225,13 +225,13 @@ def _check_texts(owner: str, xs: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class WordBag:
-    """The mean of learned vectors of a text's words and word pairs and that of parts of its words, then layers of the
-    ``hidden`` widths.
+    """Mean vectors of a text's words and word pairs, and of parts of its words, then layers of the ``hidden`` widths.
 
-    Needs nothing pretrained. Everything is lower-cased and hashed into ``buckets`` vectors, so there is no vocabulary.
-    A part is a run of characters of a word, its ends included, from as many as ``parts`` says to as many. A new word is
-    read by its parts: a name, another form, a misspelling. Words after the first ``longest`` are not read. The vectors
-    learn at ``rate`` times ``Training.learning_rate``.
+    Needs nothing pretrained. Texts are lower-cased. Words and pairs are hashed into ``buckets`` learned vectors, and
+    parts into as many, so there is no vocabulary. A part is a run of characters within a word, including marks for its
+    start and end; ``parts`` gives the fewest and the most characters. Parts represent words that training texts lack:
+    names, other forms, misspellings. Words after the first ``longest`` are not read. The vectors learn at ``rate``
+    times ``Training.learning_rate``.
 
     >>> network = WordBag(width=16, hidden=(8,))(3)
     >>> network(network.prepare(["a primary alcohol", "an ester"])).shape
@@ -298,6 +298,7 @@ class BagOfWords(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, width), or twice as wide with parts
         """The mean vectors of a text's words and pairs, and of parts."""
         buckets = self.shape.buckets
+        # without parts there is one table, and the second kind is not read
         kinds = (tokens.masked_fill(tokens >= buckets, PADDING), (tokens - buckets).clamp(min=PADDING))
         bags = [
             F.embedding_bag(own, weight, mode="mean", padding_idx=PADDING)
