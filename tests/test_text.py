@@ -279,6 +279,14 @@ def test_word_bag_bounds_the_parts_of_a_text(parts):
     assert torch.isfinite(network.eval()(ids)).all()  # "a" has one part
 
 
+@pytest.mark.parametrize("parts", [3, (3,), (3, 4, 5), "ab", (0, 3), (3, 4.5)])
+def test_word_bag_refuses_what_is_no_range(parts):
+    with pytest.raises(
+        InputError, match=r"WordBag.parts must be 2 values, each an integer of at least 1, or None. Got"
+    ):
+        WordBag(parts=parts)
+
+
 def test_word_bag_refuses_a_reversed_range():
     with pytest.raises(InputError, match=r"WordBag.parts must be the fewest and the most characters. Got \(5, 3\)"):
         WordBag(parts=(5, 3))

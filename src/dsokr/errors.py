@@ -112,6 +112,10 @@ def _fits(value: Any, hint: Any, interval: str) -> bool:
         return value in get_args(hint) and type(value) in map(type, get_args(hint))
     if origin is tuple and get_args(hint)[1:] == (...,):
         return isinstance(value, tuple | list) and all(_fits(item, get_args(hint)[0], interval) for item in value)
+    if origin is tuple:
+        parts = get_args(hint)
+        is_as_long = isinstance(value, tuple | list) and len(value) == len(parts)
+        return is_as_long and all(_fits(*pair, interval) for pair in zip(value, parts, strict=True))
     if origin in (list, dict):
         items = value.values() if isinstance(value, dict) else value
         return isinstance(value, origin) and all(_fits(item, get_args(hint)[-1], interval) for item in items)
@@ -137,7 +141,10 @@ def _is_inside(value: float, interval: str) -> bool:
 
 def _describe(hint: Any, interval: str) -> str:
     if get_origin(hint) is tuple:
-        return _describe(get_args(hint)[0], interval)
+        first, *others = get_args(hint)
+        return (
+            _describe(first, interval) if others == [...] else f"{1 + len(others)}, each {_describe(first, interval)}"
+        )
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(repr, get_args(hint)))}"
     if hint is int:

@@ -57,7 +57,7 @@ class Molecules:
     max_atoms: int = 9
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, valences=0)
         if not self.valences or any(valence < 1 for _, valence in self.valences):
             raise InputError(f"Molecules.valences must give elements positive valences. Got {self.valences}.")
 
