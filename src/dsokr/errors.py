@@ -142,9 +142,8 @@ def _is_inside(value: float, interval: str) -> bool:
 def _describe(hint: Any, interval: str) -> str:
     if get_origin(hint) is tuple:
         first, *others = get_args(hint)
-        return (
-            _describe(first, interval) if others == [...] else f"{1 + len(others)}, each {_describe(first, interval)}"
-        )
+        several = "" if others == [...] else f"{1 + len(others)} values, each "
+        return several + _describe(first, interval)
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(repr, get_args(hint)))}"
     if hint is int:
