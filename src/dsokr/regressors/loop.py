@@ -304,6 +304,13 @@ class _Regression(pl.LightningModule):
             metrics["val_score"] = metrics[MONITOR] = float(self.score(z.double()))
         self.log_dict(metrics)
 
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the norm. Lightning's own way refuses fused optimizers in mixed precision."""
+        if gradient_clip_val:
+            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+
     def configure_optimizers(self) -> Any:
         options = self.options
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[options.optimizer]
@@ -311,8 +318,7 @@ class _Regression(pl.LightningModule):
         groups = [{"params": weights, "lr": factor * options.learning_rate} for weights, factor in parts if factor]
         if options.optimizer == "muon":
             groups = list(divide_groups(groups, self.network))
-        is_mixed = options.precision != "32-true"  # Lightning cannot clip gradients before a fused step then
-        fused = not is_mixed or (options.precision == "bf16-mixed" and options.gradient_clip is None)
+        fused = options.precision != "16-mixed"  # whose gradients are scaled when they are clipped
         optimizer = kind(groups, weight_decay=options.weight_decay, fused=fused)
         if options.schedule == "constant" and not options.warmup_steps:
             return optimizer
