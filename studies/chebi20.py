@@ -91,11 +91,11 @@ NAMED = tuple(  # networks that copy what a text names
         ),
     )
 )
-SHORT = replace(  # for two cores: half the epochs, and no dropout, which would take a quarter of the time there
+SHORT = replace(  # for two cores: fewer epochs, and no dropout, which would take a quarter of the time there
     NAMED[-1],
     methods=models.INFERRING[:1],
     ensembles=models.BOTH_DIRECTIONS,
-    training=replace(TRAINING, epochs=8, batch_size=128, trainer={"accumulate_grad_batches": 2}),  # fits into 10 GB
+    training=replace(TRAINING, epochs=6, batch_size=64, trainer={"accumulate_grad_batches": 4}),  # fits into 8 GB
     dropout=0.0,
     learner=models.INFERRING[0].name,
     generations=(),
