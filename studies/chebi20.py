@@ -32,6 +32,8 @@ from studies.baselines.contrastive import MoleculeMLP
 from studies.chebi20_generation import Generation, run_generation
 from studies.chebi20_tables import COLUMNS, draw, tabulate
 from studies.checking import Check, Evidence, Shortlists, put_first
+from studies.choosing import CHOSEN, choose
+from studies.data.assembly import Pools, load_pools
 from studies.data.chebi20 import Descriptions, describe_molecules, load_chebi20
 from studies.data.definitions import load_definitions
 from studies.data.mentions import Mentions, load_mentions
@@ -39,6 +41,7 @@ from studies.results import Row
 from studies.study import ADAMW, Session, Stopwatch, Study
 
 ROUNDS = 10  # of choosing weights
+CHOICES = ((models.PARTS,), (models.PARTS, models.SMALL))
 TRAINING = replace(ADAMW, epochs=16, batch_size=256, warmup_steps=200, precision="bf16-mixed", check_every=2)
 
 
@@ -62,6 +65,7 @@ class Chebi20Config:
     long_epochs: int | None = 50  # as many as in the paper
     generations: tuple[Generation, ...] = ()  # molecules that are not from a list
     check: Check | None = None  # of what ensembles answer
+    choices: tuple[tuple[str, ...], ...] = ()  # encoders that together choose among what a text names or describes
     n_train: int | None = None  # None: all
     generated: bool = False  # generated descriptions and molecules instead of ChEBI-20
 
@@ -78,6 +82,7 @@ NAMED = tuple(  # networks that copy what a text names
         learner=methods[0].name,
         long_epochs=None,
         generations=tuple(Generation(reading=reading) for reading in readings),
+        choices=CHOICES,
     )
     for encoder, rate, methods, ensembles, readings in (
         (models.WORDS, 10.0, models.COPYING + models.INFERRING, (models.NAMES, models.INFERRED_NAMES), ()),
@@ -223,6 +228,9 @@ def run(config: Chebi20Config, session: Session) -> None:
     for name, members in config.ensembles.items():
         if config.encoder == [*members][-1]:  # else other encoders are still to come
             run_ensemble(config, name, task, session)
+    for encoders in config.choices:
+        if encoders[-1] == config.encoder:
+            run_choice(config, encoders, task, session)
     for generation in config.generations:
         run_generation(generation, task, config.training, rates[config.learner], config.seeds[0], session)
 
@@ -345,9 +353,7 @@ def make_ensemble_key(config: Chebi20Config, name: str, task: models.TextTask) -
     return make_key(task) | {"encoder": " & ".join(encoders)} | own
 
 
-def vectors_file(
-    config: Chebi20Config, task: models.TextTask, method: str, seed: int, session: Session, encoder: str | None = None
-) -> Path:
+def vectors_file(task: models.TextTask, method: str, seed: int, session: Session, encoder: str | None = None) -> Path:
     """Where the vectors of a model are kept for ensembles; not part of the results."""
     trained = f"{len(task.data.train.texts)} texts"
     return session.folder / "kept" / f"{encoder or task.encoder}, {trained}, {method}-{seed}.safetensors"
@@ -362,10 +368,14 @@ def run_method(
     if method.has_rate:
         key |= {"rate": rate, "epochs": config.training.epochs, "batch_size": config.training.batch_size}
     key |= {"seed": seed}
-    file = vectors_file(config, task, method.name, seed, session)
+    file = vectors_file(task, method.name, seed, session)
     needed = any(
         method.name in members.get(task.encoder, ()) and not ensembles.has(make_ensemble_key(config, name, task))
         for name, members in config.ensembles.items()
+    )
+    needed |= method is models.CHOOSING and any(
+        task.encoder in encoders and not session.results("generation").has(make_choice_key(task, encoders, seed))
+        for encoders in config.choices
     )
     if results.has(key) and (file.exists() or not needed):
         return
@@ -384,7 +394,7 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
     """Combine kept models in the way that does best on validation; several encoders with the best weights there."""
     results, key = session.results("ensembles"), make_ensemble_key(config, name, task)
     groups = [
-        [vectors_file(config, task, method, seed, session, encoder) for method, seed in product(methods, config.seeds)]
+        [vectors_file(task, method, seed, session, encoder) for method, seed in product(methods, config.seeds)]
         for encoder, methods in config.ensembles[name].items()
     ]
     files = [file for group in groups for file in group]
@@ -411,11 +421,43 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
     chosen: Row = {"combine": way, "standardize": standardize} | ({} if weights is None else {"weights": weights})
     results.record(key, lambda: {"chosen": chosen, "metrics": models.measure_retrieval(together, task)})
     if config.check is not None:
+        pools = pool_texts(task, session)
         lists = {
-            "val": shortlist(config.check, together, on_val, task, "val"),
-            "test": shortlist(config.check, together, score_all(scorers, task, "test"), task, "test"),
+            "val": shortlist(config.check, together, on_val, task, "val", pools),
+            "test": shortlist(config.check, together, score_all(scorers, task, "test"), task, "test", pools),
         }
         results.record(checked, partial(measure_check, config.check, together, lists, task))
+
+
+def make_choice_key(task: models.TextTask, encoders: tuple[str, ...], seed: int) -> Row:
+    member = {"method": CHOSEN, "member": models.CHOOSING.name, **models.CHOOSING.key, "copies": True}
+    return (
+        make_key(task)
+        | {"encoder": " & ".join(encoders)}
+        | member
+        | {"seed": seed, "n_test": len(task.data.test.texts)}
+    )
+
+
+def run_choice(config: Chebi20Config, encoders: tuple[str, ...], task: models.TextTask, session: Session) -> None:
+    """Let kept models, which share a basis, choose a molecule for every text, without a list."""
+    seed, method = config.seeds[0], models.CHOOSING
+    files = [vectors_file(task, method.name, seed, session, encoder) for encoder in encoders]
+    key, results = make_choice_key(task, encoders, seed), session.results("generation")
+    if results.has(key) or not all(file.exists() for file in files):
+        return
+    clock = Stopwatch()
+    with clock("decoding"):
+        basis = task.span(models.KERNELS[method.key["kernel"]], models.ANCHORS, seed)
+        members = [models.ModelVectors.load(file, task.device) for file in files]
+        metrics = choose(task, basis, members, pool_texts(task, session))
+    results.record(key, lambda: {"metrics": metrics, "seconds": clock.seconds})
+
+
+def pool_texts(task: models.TextTask, session: Session) -> Pools:
+    """What the validation and test texts name or describe."""
+    texts = [*task.data.val.texts, *task.data.test.texts]
+    return load_pools(texts, task.mentions[models.INFERRED], session.data)
 
 
 def score_all(scorers: Sequence[models.Scorer], task: models.TextTask, part: str) -> list[Tensor]:
@@ -425,10 +467,10 @@ def score_all(scorers: Sequence[models.Scorer], task: models.TextTask, part: str
 
 
 def shortlist(
-    check: Check, together: models.Scorer, members: Sequence[Tensor], task: models.TextTask, part: str
+    check: Check, together: models.Scorer, members: Sequence[Tensor], task: models.TextTask, part: str, pools: Pools
 ) -> Shortlists:
     texts, mentions = getattr(task.data, part).texts, task.mentions[models.INFERRED]
-    evidence = Evidence(task.data.molecules, mentions, load_definitions(texts))
+    evidence = Evidence(task.data.molecules, mentions, load_definitions(texts), pools)
     alike = (combine_scores([own], "mean score", standardize=True) for own in members)
     return Shortlists.of(texts, [*score_all([together], task, part), *alike], task.truth(part), evidence, check.size)
 

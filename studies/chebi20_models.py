@@ -133,6 +133,11 @@ class TextTask:
         decoder = Candidates(outputs=self.outputs)
         return DSOKR(kernel, sketch, regressor, decoder=decoder, random_state=seed, device=str(self.device))
 
+    def span(self, kernel: Kernel, sketch: sketches.SketchSpec, seed: int) -> SketchedBasis:
+        """A basis of the training molecules' span."""
+        train, generator = self.outputs[self.data.train.rows], Generator().manual_seed(seed)
+        return sketch_basis(kernel, train, sketch, generator=generator, device=self.device)
+
     def truth(self, part: str) -> Tensor:
         """The rows of the true molecules, of "val" or "test"."""
         return torch.from_numpy(getattr(self.data, part).rows)
@@ -206,10 +211,8 @@ def copying(name: str, kernel: str, sketch: sketches.SketchSpec, loss: Loss, rea
     """The same with a network that copies the molecules that a text names, in the basis of the outputs."""
 
     def train(task: TextTask, training: Training, rate: float, seed: int) -> ModelVectors:
-        k, generator = KERNELS[kernel], Generator().manual_seed(seed)
-        train = task.outputs[task.data.train.rows]
-        basis = sketch_basis(k, train, sketch, generator=generator, device=task.device)
-        molecules, diag = basis.embed(task.outputs).float(), k.diag(task.outputs).to(task.device)
+        basis = task.span(KERNELS[kernel], sketch, seed)
+        molecules, diag = basis.embed(task.outputs).float(), basis.kernel.diag(task.outputs).to(task.device)
         score = partial(rate_best, molecules, diag, task)
         training, mentions = replace(training, monitor="mrr"), task.mentions[reading]
         named = make_views(mentions.molecules), mentions
@@ -420,8 +423,9 @@ COPYING = tuple(
         ("tanimoto + WL + counts", "tanimoto + WL on graphs + counts"),
     )
 )
+ANCHORS = sketches.SubSample(2000)
 INFERRING = tuple(  # with kernels that distinguish isomers of long chains
-    copying(f"ours, {kernel}, inferred names", kernel, sketches.SubSample(2000), RANKED, INFERRED)
+    copying(f"ours, {kernel}, inferred names", kernel, ANCHORS, RANKED, INFERRED)
     for kernel in ("two tanimotos + pairs + counts", "tanimoto + deep WL + counts")
 )
 FURTHER = tuple(
@@ -432,6 +436,7 @@ FURTHER = tuple(
 )
 BACKWARD = predict_words("ours, words from molecules", Backwards())
 BACKWARD_OFTEN = predict_words("ours, words from molecules, three times", Backwards(), times=3)
+CHOOSING = INFERRING[0]  # whose coordinates choose among what a text names or describes
 OUR_ENSEMBLE, ALL_KERNELS = "ours, ensemble, two tanimotos", "ours, ensemble, all kernels"
 ENSEMBLES = {
     "CMAM ensemble, MLP": ("CMAM, MLP",),

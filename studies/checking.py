@@ -20,6 +20,7 @@ from sklearn.model_selection import GroupKFold
 from torch import Tensor
 
 from dsokr.errors import import_extra
+from studies.data.assembly import WAYS, Pools
 from studies.data.chebi20 import Molecules
 from studies.data.definitions import Part, count_atoms, count_matches, read, sum_up
 from studies.data.forms import read_and_write
@@ -44,6 +45,7 @@ class Evidence:
     molecules: Molecules
     mentions: Mentions
     definitions: dict[str, list[Part]]
+    pools: Pools
 
     def compare(self, text: str, candidates: Sequence[int]) -> np.ndarray:  # (candidates, numbers)
         parts, smiles = self.definitions[text], [self.molecules.smiles[i] for i in candidates]
@@ -55,10 +57,12 @@ class Evidence:
         hydrogens = np.stack([difference[:, -1] for difference in apart], axis=1)
         nearest = np.nan_to_num(heavy + np.abs(hydrogens), nan=99.0).min(axis=1, keepdims=True)
         is_named = [_canonical(one) in dict(named) for one in smiles]
+        ways = {self.pools.molecules.smiles[row]: self.pools.ways[way] for row, way in self.pools.by_text[text]}
+        is_assembled = [[ways.get(_canonical(one)) == way for way in WAYS] for one in smiles]
         charge = [self.molecules.composition[i] for i in candidates]
         return np.column_stack(
             [
-                *(heavy, hydrogens, nearest, is_named, charge, [one.count(".") for one in smiles]),
+                *(heavy, hydrogens, nearest, is_named, is_assembled, charge, [one.count(".") for one in smiles]),
                 *(self._compare_named(named, smiles), count_missing(parts, smiles)),
                 np.tile([len(parts), *describe_text(text)], (len(smiles), 1)),
             ]
@@ -127,10 +131,10 @@ class Shortlists:
             rows.cpu(), np.concatenate([best, place, told], axis=2), (rows.cpu() == truth[:, None]).numpy()
         )
 
-    def table(self, some: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """All candidates of some texts as rows, and whether each is the true one."""
-        numbers = compare_within(self.numbers[some])
-        return numbers.reshape(-1, numbers.shape[2]), self.is_true[some].ravel()
+    def table(self) -> tuple[np.ndarray, np.ndarray]:
+        """All candidates of all texts as rows, and whether each is the true one."""
+        numbers = compare_within(self.numbers)
+        return numbers.reshape(-1, numbers.shape[2]), self.is_true.ravel()
 
 
 def compare_within(numbers: np.ndarray) -> np.ndarray:  # (n, k, numbers) -> (n, k, 3 * numbers)
@@ -152,27 +156,33 @@ class Check:
 
     size: int = 100
 
-    def _fit(self, known: Shortlists, some: np.ndarray | slice = slice(None)) -> HistGradientBoostingClassifier:
-        trees = HistGradientBoostingClassifier(
-            learning_rate=0.05,
-            max_iter=300,
-            max_leaf_nodes=15,
-            min_samples_leaf=40,
-            l2_regularization=1.0,
-            random_state=0,
-        )
-        numbers, is_true = known.table(some)
-        told = ~np.isnan(numbers).all(axis=0)
-        return trees.fit(np.where(told, numbers, 0.0), is_true)  # scikit-learn 1.9 refuses columns without a number
-
     def rate(self, known: Shortlists, others: Shortlists) -> tuple[Tensor, Tensor]:  # (n, k) each
         """Scores of the known shortlists, by trees that were not trained on the same texts, and of others."""
-        texts = np.arange(len(known.rows))
-        out_of_fold = np.empty(known.rows.shape)
-        for train, held in GroupKFold(FOLDS).split(texts, groups=texts):
-            out_of_fold[held] = self._fit(known, train).decision_function(known.table(held)[0]).reshape(len(held), -1)
-        found = self._fit(known).decision_function(others.table()[0]).reshape(others.rows.shape)
-        return torch.from_numpy(out_of_fold), torch.from_numpy(found)
+        owners = np.repeat(np.arange(len(known.rows)), known.rows.shape[1])
+        found = rate_candidates(*known.table(), owners, others.table()[0])
+        own, new = (torch.from_numpy(odds).view(one.rows.shape) for odds, one in zip(found, (known, others), strict=True))
+        return own, new
+
+
+def rate_candidates(
+    numbers: np.ndarray, is_true: np.ndarray, owners: np.ndarray, others: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-odds that candidates are true: of known ones, by trees that have not seen their texts, and of others.
+
+    ``owners`` are the texts of the known candidates.
+    """
+    out_of_fold = np.empty(len(numbers))
+    for train, held in GroupKFold(FOLDS).split(numbers, groups=owners):
+        out_of_fold[held] = _fit_trees(numbers[train], is_true[train]).decision_function(numbers[held])
+    return out_of_fold, _fit_trees(numbers, is_true).decision_function(others)
+
+
+def _fit_trees(numbers: np.ndarray, is_true: np.ndarray) -> HistGradientBoostingClassifier:
+    trees = HistGradientBoostingClassifier(
+        learning_rate=0.05, max_iter=300, max_leaf_nodes=15, min_samples_leaf=40, l2_regularization=1.0, random_state=0
+    )
+    told = ~np.isnan(numbers).all(axis=0)
+    return trees.fit(np.where(told, numbers, 0.0), is_true)  # scikit-learn 1.9 refuses columns without a number
 
 
 def put_first(scores: Tensor, rows: Tensor, own: Tensor) -> Tensor:  # (n, c), (n, k), (n, k) -> (n, c)

@@ -10,6 +10,7 @@ from studies.checking import Check, Evidence, Shortlists, count_missing, describ
 
 pytest.importorskip("rdkit")
 
+from studies.data.assembly import Pools
 from studies.data.definitions import Part, count_atoms, count_places, list_parts, sum_up
 from studies.data.mentions import SPELLED, Mentions
 
@@ -95,7 +96,9 @@ def test_what_a_text_spells_out_comes_first(texts):
     rows = {part: getattr(texts, part).rows for part in ("val", "test")}
     by_text = {f"{part} {i}": [(int(row), 0)] * (i % 2) for part, own in rows.items() for i, row in enumerate(own)}
     names = {part: [text for text in by_text if text.startswith(part)] for part in rows}
-    evidence = Evidence(texts.molecules, Mentions(texts.molecules, [SPELLED], by_text), {text: [] for text in by_text})
+    none: dict[str, list] = {text: [] for text in by_text}
+    mentions, pools = Mentions(texts.molecules, [SPELLED], by_text), Pools(texts.molecules, [], none)
+    evidence = Evidence(texts.molecules, mentions, none, pools)
     g, lists, scores = Generator().manual_seed(0), {}, {}
     for part, own in rows.items():
         noise = torch.randn(len(own), len(texts.molecules), generator=g, dtype=torch.float64)
