@@ -100,7 +100,7 @@ SHORT = replace(  # for two cores: fewer epochs, and no dropout, which would tak
     NAMED[-1],
     methods=models.INFERRING[:1],
     ensembles=models.BOTH_DIRECTIONS,
-    training=replace(TRAINING, epochs=6, batch_size=64, trainer={"accumulate_grad_batches": 4}),  # fits into 8 GB
+    training=replace(TRAINING, epochs=5, batch_size=64, trainer={"accumulate_grad_batches": 4}),  # fits into 8 GB
     dropout=0.0,
     learner=models.INFERRING[0].name,
     generations=(),
