@@ -398,7 +398,7 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
         for encoder, methods in config.ensembles[name].items()
     ]
     files = [file for group in groups for file in group]
-    checked = key | {"method": f"{name}{models.CHECKED}", "check": str(config.check)}
+    checked = key | {"method": f"{name}{models.CHECKED}", "check": f"{config.check}, assembled molecules"}
     if results.has(key) and (config.check is None or results.has(checked)):
         return
     if not all(file.exists() for file in files):

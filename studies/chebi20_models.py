@@ -240,7 +240,7 @@ def fit_copying(
         (part.texts, Targets(*basis.embed_with_residual(take(molecules, part.rows))))
         for part in (task.data.train, task.data.val)
     )
-    mentioned = torch.cat([basis.embed(named), basis.embed(molecules)])
+    mentioned = torch.cat([basis.embed(named).float(), basis.embed(molecules).float()])
     copying = Copying(network, mentions.by_text, mentioned, pairs[1].coordinates)
     regressor = Neural(copying, loss, replace(training, standardize=False))  # the network does it
     return regressor.fit(*pairs, held_out, seed=seed, device=task.device, score=score)
@@ -468,8 +468,8 @@ DIRECTIONS, CHECKED = "ours, ensemble, both directions", ", checked"
 BOTH_DIRECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     DIRECTIONS: {PARTS: ENSEMBLES_OF_NAMES[MORE_INFERRED], BACKWARDS: (BACKWARD.name,)},
     f"{DIRECTIONS}, encoder and words": {
-        PARTS: (INFERRING[0].name, FURTHER[1].name),
-        SMALL: (INFERRING[0].name,),
+        PARTS: (CHOOSING.name,),
+        SMALL: (CHOOSING.name,),
         BACKWARDS: (BACKWARD_OFTEN.name,),
     },
 }

@@ -160,7 +160,9 @@ class Check:
         """Scores of the known shortlists, by trees that were not trained on the same texts, and of others."""
         owners = np.repeat(np.arange(len(known.rows)), known.rows.shape[1])
         found = rate_candidates(*known.table(), owners, others.table()[0])
-        own, new = (torch.from_numpy(odds).view(one.rows.shape) for odds, one in zip(found, (known, others), strict=True))
+        own, new = (
+            torch.from_numpy(odds).view(one.rows.shape) for odds, one in zip(found, (known, others), strict=True)
+        )
         return own, new
 
 

@@ -56,7 +56,8 @@ class Choice:
         """Exact matches and similarities of the answers, all of which are molecules, and how often the pool has one."""
         rows = [compare(*pair) for pair in zip(self.answer(odds), self.truth, strict=True)]
         means: Row = {name: sum(row[name] for row in rows) / len(rows) for name in ("exact", *SIMILARITIES)}
-        return means | {"validity": 1.0, "in_pool": len(set(self.owners[self.is_true])) / len(rows)}
+        found = {"in_pool": len(set(self.owners[self.is_true])) / len(rows), "candidates": len(self.owners) / len(rows)}
+        return means | {"validity": 1.0} | found
 
 
 def choose(task: models.TextTask, basis: SketchedBasis, members: Sequence[models.ModelVectors], pools: Pools) -> Row:

@@ -11,6 +11,7 @@ from dsokr.compute import seeded
 from dsokr.metrics import ranks
 from dsokr.regressors import Neural
 from dsokr.rules import score
+from studies import chebi20_models
 from studies.backwards import Backwards, Features, Likelihoods, MoleculeWords
 from studies.study import CPU
 
@@ -63,6 +64,16 @@ def test_texts_find_their_molecules(texts):
     place, n = ranks(scores, torch.from_numpy(texts.test.rows)), len(texts.molecules)
     by_chance = (1 / torch.arange(1, n + 1)).mean()
     assert place.reciprocal().mean() > 5 * by_chance and place.median() < n / 10
+
+
+def test_likelihoods_of_several_models_are_multiplied(texts):
+    task = chebi20_models.TextTask(texts, chebi20_models.make_views(texts.molecules), "", "", CPU)
+    training, rows = replace(QUIET, epochs=2), torch.arange(40)
+    alone = [chebi20_models.predict_words("", SMALL).train(task, training, 1.0, seed) for seed in (0, SMALL.folds)]
+    both = chebi20_models.predict_words("", SMALL, times=2).train(task, training, 1.0, 0)
+    expected = sum(one.score("kernel", "test", rows) for one in alone)
+    assert torch.allclose(both.score("kernel", "test", rows), expected, atol=1e-3)
+    assert not torch.allclose(*(one.score("kernel", "test", rows) for one in alone), atol=1.0)
 
 
 def test_words_of_a_molecule_do_not_depend_on_the_others(texts):

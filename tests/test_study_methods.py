@@ -1,6 +1,7 @@
 """What the studies compare: networks trained side by side, folds and splits, choices on validation, and baselines."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from dsokr.metrics import f1, ranks
 from dsokr.regressors import Neural
 from dsokr.regressors.networks import MLP
 from dsokr.regressors.networks.base import build_network
+from dsokr.rules import RULES
 from studies import chebi20, chebi20_generation, chebi20_models, label_ranking, multilabel, strings, synthetic
 from studies import label_ranking_methods as rankings
 from studies.baselines.contrastive import CMAM, MoleculeGCN, MoleculeMLP
@@ -451,8 +453,10 @@ def test_models_of_several_encoders_answer_together(texts, tmp_path):
         for vectors in known.values():
             vectors[half::2] = 0.001 * torch.randn(vectors[half::2].shape, generator=Generator().manual_seed(half))
         model = chebi20_models.ModelVectors(**known, molecules=molecules, diag=torch.ones(len(molecules)))
-        model.save(chebi20.vectors_file(config, task, method, 0, session, encoder))
+        model.save(chebi20.vectors_file(task, method, 0, session, encoder))
         assert chebi20_models.measure_retrieval(chebi20_models.choose_rule(model, task)[1], task)["hits@1"] < 0.6
+        by_rule = {rule: chebi20_models.mean_reciprocal_rank(partial(model.score, rule), task) for rule in RULES}
+        assert chebi20_models.rate_rules(model, task) == pytest.approx(by_rule)
     chebi20.run_ensemble(config, name, task, session)
     (row,) = read_rows(tmp_path / "ensembles.jsonl")
     assert row["encoder"] == "first & second" and row["members"] == ["first: a", "second: b"]

@@ -221,9 +221,10 @@ class Steps(Callback):
     """The norm of the gradients at every step."""
 
     def __init__(self):
-        self.norms = []
+        self.norms, self.fused = [], None
 
     def on_before_zero_grad(self, trainer, module, optimizer):
+        self.fused = optimizer.param_groups[0]["fused"]
         grads = [w.grad.norm() for w in module.parameters() if w.grad is not None]
         if grads:
             self.norms.append(torch.stack(grads).norm().item())
@@ -234,7 +235,7 @@ def test_gradients_are_clipped_whatever_the_precision(precision):
     steps = Steps()
     fit(epochs=1, batch_size=32, precision=precision, gradient_clip=1e-3, trainer={"callbacks": [steps]})
     assert len(steps.norms) == 9  # the last ones are not set to zero
-    assert steps.norms == pytest.approx([1e-3] * 9, rel=1e-3)
+    assert steps.norms == pytest.approx([1e-3] * 9, rel=1e-3) and steps.fused
 
 
 class At(Callback):
