@@ -66,12 +66,13 @@ def choose(task: models.TextTask, basis: SketchedBasis, members: Sequence[models
     The members share a ``basis``, and the mean of the directions that they predict counts.
     """
     views = models.make_views(pools.molecules)
-    psi = torch.cat([basis.embed(views[np.arange(*ends)]).float() for ends in _blocks(len(pools.molecules))])
+    psi = torch.cat([basis.embed(views[np.arange(*ends)]).float().cpu() for ends in _blocks(len(pools.molecules))])
     directions = [
-        torch.stack([F.normalize(getattr(one, part), dim=1) for one in members]).mean(dim=0) for part in ("val", "test")
+        torch.stack([F.normalize(getattr(one, part).cpu(), dim=1) for one in members]).mean(dim=0)
+        for part in ("val", "test")
     ]
     val, test = (
-        describe(part, z, F.normalize(psi, dim=1), members[0].molecules, pools, task)
+        describe(part, z, F.normalize(psi, dim=1), members[0].molecules.cpu(), pools, task)
         for part, z in zip((task.data.val, task.data.test), directions, strict=True)
     )
     on_val, on_test = rate_candidates(val.numbers, val.is_true, val.owners, test.numbers)
@@ -83,14 +84,13 @@ def _blocks(n: int) -> list[tuple[int, int]]:
 
 
 def describe(
-    part: Descriptions,
-    z: Tensor,
-    psi: Tensor,
-    molecules: Tensor,
-    pools: Pools,
-    task: models.TextTask,
+    part: Descriptions, z: Tensor, psi: Tensor, molecules: Tensor, pools: Pools, task: models.TextTask
 ) -> Choice:
-    """Compare every text with its candidates. ``psi`` are directions of these, ``molecules`` coordinates of a list."""
+    """Compare every text with its candidates.
+
+    ``z`` are the texts' coordinates, ``psi`` the directions of all molecules of the pools, and ``molecules`` the
+    coordinates of the list that training molecules are from.
+    """
     train = np.unique(task.data.train.rows)
     best, known = _find_best(z := F.normalize(z, dim=1), F.normalize(molecules[train], dim=1))
     is_known = {_canonical(task.data.molecules.smiles[row]) for row in train}
