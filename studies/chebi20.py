@@ -38,7 +38,7 @@ from studies.data.chebi20 import Descriptions, describe_molecules, load_chebi20
 from studies.data.definitions import load_definitions
 from studies.data.mentions import Mentions, load_mentions
 from studies.results import Row
-from studies.study import ADAMW, Session, Stopwatch, Study
+from studies.study import ADAMW, Session, Stopwatch, Study, faster_training
 
 ROUNDS = 10  # of choosing weights
 CHOICES = ((models.PARTS,), (models.PARTS, models.SMALL))
@@ -206,10 +206,11 @@ QUICK = Chebi20Config(
 
 def run(config: Chebi20Config, session: Session) -> None:
     """Compute what is missing for one encoder."""
-    if session.device.type == "cpu":
-        torch.set_float32_matmul_precision("medium")  # by oneDNN instead of MKL, which is half as fast on AMD's cores
-        torch.backends.cuda.enable_flash_sdp(False)  # of CPUs, too: its backward pass is slower there
-    task = load_task(config, session)
+    with faster_training(session.device):
+        run_all(config, load_task(config, session), session)
+
+
+def run_all(config: Chebi20Config, task: models.TextTask, session: Session) -> None:
     count_shared_representations(task, session)
     count_named_answers(task, session)
     compare_sizes(config, task, session)

@@ -54,6 +54,23 @@ class Study:
                 self.run(configuration, session)
 
 
+@contextmanager
+def faster_training(device: torch.device) -> Iterator[None]:
+    """On a CPU, multiply by oneDNN, which is twice as fast as MKL on AMD's cores, and compute attention plainly.
+
+    oneDNN may round factors to 16 bits on processors with AMX. Fused attention has a slow backward pass on a CPU.
+    """
+    precision, fused = torch.get_float32_matmul_precision(), torch.backends.cuda.flash_sdp_enabled()  # of CPUs, too
+    if device.type == "cpu":
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cuda.enable_flash_sdp(fused)
+
+
 def decode(model: DSOKR, decoder: Any, X: Any) -> Any:
     """Predict with another decoder than the model's own."""
     return decoder.decode(model.basis_, model.coefficients(X), model.known_).outputs
