@@ -11,7 +11,7 @@ PLAIN = (*models.BASELINES, *models.PAPERS, *models.OURS)
 SINGLES = (  # in the table's order
     *("SISOKR", *(method.name for method in PLAIN)),
     *(models.WITH_COUNTS, *(method.name for method in models.COPYING + models.INFERRING + models.FURTHER)),
-    models.BACKWARD.name,
+    *(models.BACKWARD.name, models.BACKWARD_OFTEN.name),
 )
 ENSEMBLES = models.ENSEMBLES | models.ENSEMBLES_OF_NAMES
 JOINT = [
