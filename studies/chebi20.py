@@ -251,8 +251,7 @@ def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
 
 def make_key(task: models.TextTask) -> Row:
     data = {"training_texts": task.data.training_texts, "n_train": len(task.data.train.texts)}
-    own = {} if task.dropout == 0.1 else {"dropout": task.dropout}  # first rows were made before there was a choice
-    return {"experiment": "chebi20", "encoder": task.encoder} | data | own
+    return {"experiment": "chebi20", "encoder": task.encoder} | data
 
 
 def count_shared_representations(task: models.TextTask, session: Session) -> None:
@@ -354,6 +353,12 @@ def make_ensemble_key(config: Chebi20Config, name: str, task: models.TextTask) -
     return make_key(task) | {"encoder": " & ".join(encoders)} | own
 
 
+def _identify(config: Chebi20Config, name: str, task: models.TextTask) -> Row:
+    """What the row of an ensemble has in common with those of its members, which may have other numbers of epochs."""
+    key = make_ensemble_key(config, name, task)
+    return {field: key[field] for field in ("method", "members", "seeds", "n_train")}
+
+
 def vectors_file(task: models.TextTask, method: str, seed: int, session: Session, encoder: str | None = None) -> Path:
     """Where the vectors of a model are kept for ensembles; not part of the results."""
     trained = f"{len(task.data.train.texts)} texts"
@@ -368,10 +373,12 @@ def run_method(
     key = make_key(task) | {"method": method.name} | method.key
     if method.has_rate:
         key |= {"rate": rate, "epochs": config.training.epochs, "batch_size": config.training.batch_size}
+    if config.dropout != Chebi20Config.dropout:  # which rows do not name
+        key |= {"dropout": config.dropout}
     key |= {"seed": seed}
     file = vectors_file(task, method.name, seed, session)
     needed = any(
-        method.name in members.get(task.encoder, ()) and not ensembles.has(make_ensemble_key(config, name, task))
+        method.name in members.get(task.encoder, ()) and not ensembles.knows(_identify(config, name, task))
         for name, members in config.ensembles.items()
     )
     needed |= method is models.CHOOSING and any(

@@ -55,6 +55,10 @@ class Results:
         """Whether all these rows are known."""
         return all(self.find(key) is not None for key in keys)
 
+    def knows(self, fields: Row) -> bool:
+        """Whether there is a row with these fields, whatever the others."""
+        return any(all(row.get(name) == value for name, value in fields.items()) for row in self.rows)
+
     def record(self, key: Row, measure: Callable[[], Row]) -> Row:
         """Return the row with this key: known already, or measured now and appended."""
         return self.record_all([key], lambda: [measure()])[0]
