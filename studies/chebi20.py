@@ -100,7 +100,7 @@ SHORT = replace(  # for two cores: fewer epochs, and no dropout, which would tak
     NAMED[-1],
     methods=models.INFERRING[:1],
     ensembles=models.BOTH_DIRECTIONS,
-    training=replace(TRAINING, epochs=5, batch_size=64, trainer={"accumulate_grad_batches": 4}),  # fits into 8 GB
+    training=replace(TRAINING, epochs=5, batch_size=64, trainer={"accumulate_grad_batches": 4}),  # fits into 13 GB
     dropout=0.0,
     learner=models.INFERRING[0].name,
     generations=(),
@@ -241,7 +241,7 @@ def load_task(config: Chebi20Config, session: Session) -> models.TextTask:
     texts, rows = data.train
     data = replace(data, train=Descriptions(texts[: config.n_train], rows[: config.n_train]))
     readings = dict.fromkeys([*(method.reading for method in config.methods), *(g.reading for g in config.generations)])
-    if config.check is not None:
+    if config.check is not None or config.choices:
         readings[models.INFERRED] = None
     mentions = {
         reading: load_mentions(data, session.data, infers=reading == models.INFERRED) for reading in readings if reading
@@ -439,12 +439,8 @@ def run_ensemble(config: Chebi20Config, name: str, task: models.TextTask, sessio
 
 def make_choice_key(task: models.TextTask, encoders: tuple[str, ...], seed: int) -> Row:
     member = {"method": CHOSEN, "member": models.CHOOSING.name, **models.CHOOSING.key, "copies": True}
-    return (
-        make_key(task)
-        | {"encoder": " & ".join(encoders)}
-        | member
-        | {"seed": seed, "n_test": len(task.data.test.texts)}
-    )
+    member |= {"seed": seed, "n_test": len(task.data.test.texts)}
+    return make_key(task) | {"encoder": " & ".join(encoders)} | member
 
 
 def run_choice(config: Chebi20Config, encoders: tuple[str, ...], task: models.TextTask, session: Session) -> None:
