@@ -67,13 +67,19 @@ def _summarize(rows: list[Row]) -> Row:
     means = {f"mean_{name}": mean(row["metrics"][name] for row in rows) for name in ("hits@1", "mrr")}
     seconds = {"seconds": mean(row["seconds"]["training"] for row in rows)}
     epochs = {"epochs": best["epochs"]} if "epochs" in best else {}
-    own = {"name": best["method"], "encoder": best["encoder"], "models": 1, "seeds": len(rows)}
+    own = {"name": best["method"], "encoder": best["encoder"], "models": best.get("times", 1), "seeds": len(rows)}
     return own | epochs | seconds | means | best["metrics"]
 
 
 def _summarize_ensemble(row: Row) -> Row:
-    models = len(row["members"]) * len(row["seeds"])
-    own = {"name": row["method"], "encoder": row["encoder"], "epochs": row["epochs"], "models": models}
+    often = models.BACKWARD_OFTEN
+    count = sum(often.key["times"] if member.endswith(often.name) else 1 for member in row["members"])
+    own = {
+        "name": row["method"],
+        "encoder": row["encoder"],
+        "epochs": row["epochs"],
+        "models": count * len(row["seeds"]),
+    }
     return own | row["metrics"]
 
 

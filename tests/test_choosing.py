@@ -1,5 +1,6 @@
 """Molecules that are assembled from what a definition names, and the choice among them."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -11,14 +12,25 @@ pytest.importorskip("rdkit")
 
 from rdkit import Chem
 
-from dsokr.sketches import SubSample
+from studies import chebi20, choosing
 from studies import chebi20_models as models
-from studies import choosing
-from studies.data.assembly import ALL_GROUPS, ONE_GROUP, TOGETHER, Pools, assemble, attach, list_grown, list_hands
+from studies.data.assembly import (
+    ALL_GROUPS,
+    ONE_GROUP,
+    TOGETHER,
+    Pools,
+    assemble,
+    attach,
+    list_grown,
+    list_hands,
+    make_pools,
+)
 from studies.data.chebi20 import describe_molecules
 from studies.data.definitions import Part
 from studies.data.forms import read_and_write
-from studies.data.mentions import SPELLED, Mentions
+from studies.data.mentions import DEFINITION, OTHER, SPELLED, Mentions
+from studies.results import read_rows
+from studies.study import CPU, Session
 
 BASES = ("CCCO", "Cc1ccccc1", "CC(=O)NC", "C1CC1C#N", "N[C@@H](C)C(=O)O")
 CHLORO = Part("[Cl]", 1)
@@ -73,8 +85,27 @@ def test_ways_that_lead_anywhere_lead_to_none():
     assert assemble([], both) == assemble(["CCC"], []) == {}
 
 
+def test_pools_hold_what_is_named_and_what_can_be_assembled_from_it():
+    named = {
+        "a text": [("CCO", DEFINITION), ("c1ccccc1", OTHER), ("CCO", OTHER)],
+        "another": [],
+        "a third": [("c1ccccc1", OTHER)],
+    }
+    parts = {"a text": [CHLORO, Part("CC", 1)], "another": [Part("C", 1), CHLORO], "a third": [CHLORO]}
+    tokens, vectors = np.array(["UNK", "1"]), np.zeros((2, 3), np.float32)
+    pools = make_pools(named, parts, tokens, vectors)
+    found = {
+        text: {pools.molecules.smiles[row]: pools.ways[way] for row, way in own} for text, own in pools.by_text.items()
+    }
+    assert found["a text"] == {"CCO": DEFINITION, "c1ccccc1": OTHER} | dict.fromkeys(
+        ["CCCl", "OCCCl", "CC(O)Cl", "C[C@@H](O)Cl", "C[C@H](O)Cl", "CCOCl"], ALL_GROUPS
+    )
+    assert found["another"] == {"CCl": ALL_GROUPS}
+    assert found["a third"] == {"c1ccccc1": OTHER}  # groups belong to what a definition names
+
+
 @pytest.fixture
-def chosen(monkeypatch):
+def chosen(monkeypatch, tmp_path):
     """Coordinates that are right up to noise; every other text names its molecule, and all name four others."""
     data, g = describe_molecules(60, 80, 80), np.random.default_rng(0)
     pool, texts = {}, [*data.val.texts, *data.test.texts]
@@ -84,22 +115,30 @@ def chosen(monkeypatch):
     none = {text: [] for text in texts}
     mentions, pools = Mentions(data.molecules, [SPELLED], none), Pools(data.molecules, [SPELLED], pool)
     monkeypatch.setattr(choosing, "load_definitions", lambda texts: {text: [] for text in texts})
-    task = models.TextTask(
-        data, models.make_views(data.molecules), "", "", torch.device("cpu"), {models.INFERRED: mentions}
-    )
-    basis = task.span(models.KERNELS["two tanimotos + pairs + counts"], SubSample(50), 0)
-    psi, noise = basis.embed(task.outputs).float(), Generator().manual_seed(0)
+    monkeypatch.setattr(chebi20, "load_pools", lambda *given: pools)
+    task = models.TextTask(data, models.make_views(data.molecules), "", "", CPU, {models.INFERRED: mentions})
+    psi = task.span(models.KERNELS[models.CHOOSING.key["kernel"]], models.ANCHORS, 0).embed(task.outputs).float()
+    noise = Generator().manual_seed(0)
 
     def guess(part):
         true = psi[getattr(data, part).rows]
         return true + 0.5 * true.norm(dim=1, keepdim=True) * torch.randn(true.shape, generator=noise) / 50**0.5
 
-    member = models.ModelVectors(guess("val"), guess("test"), psi, torch.ones(len(psi)))
-    return choosing.choose(task, basis, [member], pools)
+    member, session = models.ModelVectors(guess("val"), guess("test"), psi, torch.ones(len(psi))), Session(tmp_path)
+    config = replace(chebi20.QUICK, seeds=(0,))
+    chebi20.run_choice(config, ("a", "b"), task, session)
+    assert not list(tmp_path.iterdir())  # no member was kept
+    for encoder in ("a", "b"):
+        member.save(chebi20.vectors_file(task, models.CHOOSING.name, 0, session, encoder))
+    for _ in range(2):  # the second time it is known
+        chebi20.run_choice(config, ("a", "b"), task, session)
+    (row,) = read_rows(tmp_path / "generation.jsonl")
+    assert row["encoder"] == "a & b" and row["n_test"] == 80
+    return row["metrics"]
 
 
 def test_the_right_one_of_what_texts_name_is_chosen(chosen):
     assert chosen["in_pool"] == 0.5 and chosen["validity"] == 1
     for part in ("", "val_"):
         assert 0.4 <= chosen[f"{part}exact"] <= 0.5
-        assert chosen["exact"] < chosen[f"{part}morgan"] < 1
+        assert chosen[f"{part}exact"] < chosen[f"{part}morgan"] < 1

@@ -221,13 +221,14 @@ class Steps(Callback):
     """The norm of the gradients at every step."""
 
     def __init__(self):
-        self.norms, self.fused = [], None
+        self.norms, self.largest, self.fused = [], [], None
 
     def on_before_zero_grad(self, trainer, module, optimizer):
         self.fused = optimizer.param_groups[0]["fused"]
-        grads = [w.grad.norm() for w in module.parameters() if w.grad is not None]
+        grads = [w.grad.flatten() for w in module.parameters() if w.grad is not None]
         if grads:
-            self.norms.append(torch.stack(grads).norm().item())
+            self.norms.append(torch.cat(grads).norm().item())
+            self.largest.append(torch.cat(grads).abs().max().item())
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -236,6 +237,13 @@ def test_gradients_are_clipped_whatever_the_precision(precision):
     fit(epochs=1, batch_size=32, precision=precision, gradient_clip=1e-3, trainer={"callbacks": [steps]})
     assert len(steps.norms) == 9  # the last ones are not set to zero
     assert steps.norms == pytest.approx([1e-3] * 9, rel=1e-3) and steps.fused
+
+
+def test_gradients_are_clipped_as_the_trainer_is_told():
+    steps = Steps()
+    trainer = {"callbacks": [steps], "gradient_clip_algorithm": "value"}
+    fit(epochs=1, batch_size=32, precision="bf16-mixed", gradient_clip=1e-3, trainer=trainer)
+    assert steps.largest == pytest.approx([1e-3] * 9) and min(steps.norms) > 1.1e-3
 
 
 class At(Callback):

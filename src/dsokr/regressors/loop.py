@@ -16,6 +16,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Generator, Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -307,9 +309,10 @@ class _Regression(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip the norm. Lightning's own way refuses fused optimizers in mixed precision."""
+        """Clip as in single precision. In mixed precision Lightning refuses fused optimizers, scaled or not."""
         if gradient_clip_val:
-            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+            algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+            Precision().clip_gradients(optimizer, gradient_clip_val, algorithm)
 
     def configure_optimizers(self) -> Any:
         options = self.options
