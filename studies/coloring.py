@@ -32,7 +32,7 @@ from dsokr.sketches import SubSample
 from studies.data.coloring import COLORS, Maps, draw_maps
 from studies.plots import draw_panels
 from studies.results import TRAINING_FIELDS, Row, format_spread, group_rows, mean_and_sd, pick_fields, read_rows
-from studies.study import ADAMW, Session, Stopwatch, Study
+from studies.study import ADAMW, Session, Stopwatch, Study, faster_training
 
 WL, PATHS = WeisfeilerLehman(1).normalized(), ShortestPath().normalized()
 KERNELS: dict[str, Kernel] = {"WL + paths": WL + PATHS, "WL + NSPD + paths": WL + NSPD(1, 1).normalized() + PATHS}
@@ -54,14 +54,36 @@ class MapNetwork:
         return Symmetric(nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(self.hidden), nn.ReLU(), nn.LazyLinear(p)))
 
 
+@dataclass(frozen=True)
+class CountingNetwork:
+    """Residual blocks on a grid of 8 × 8 places, the mean of their features over the grid, a hidden layer, p outputs.
+
+    Kernels on graphs count patterns; a mean over all places of a map counts, too, wherever a pattern is.
+    """
+
+    width: int = 128
+    blocks: int = 3
+    features: int = 1_024
+
+    def __call__(self, p: int) -> nn.Module:
+        half, sizes = self.width // 2, (self.width // 2, *[self.width] * self.blocks)
+        layers: list[nn.Module] = [nn.BatchNorm2d(3), *convolve(3, half, 6, 2), nn.ReLU(), *convolve(half, half)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2), *(Residual(a, b) for a, b in pairwise(sizes))]
+        layers += [nn.Conv2d(self.width, self.features, 1), nn.ReLU(), nn.AvgPool2d(8), nn.Flatten()]
+        layers += [nn.Linear(self.features, self.features), nn.ReLU(), nn.Linear(self.features, p)]
+        return Symmetric(nn.Sequential(*layers))
+
+
+def convolve(a: int, b: int, size: int = 3, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(a, b, size, stride, padding=(size - stride) // 2, bias=False), nn.BatchNorm2d(b)
+
+
 class Residual(nn.Module):
     """Two convolutions, whose result is added to the input."""
 
     def __init__(self, a: int, b: int):
         super().__init__()
-        convolve = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
-        first = convolve(a, b), nn.BatchNorm2d(b), nn.ReLU()
-        self.layers = nn.Sequential(*first, convolve(b, b), nn.BatchNorm2d(b))
+        self.layers = nn.Sequential(*convolve(a, b), nn.ReLU(), *convolve(b, b))
         self.skip = nn.Conv2d(a, b, kernel_size=1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -76,6 +98,7 @@ class Symmetric(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
+        images = images.contiguous(memory_format=torch.channels_last)  # in which convolutions are faster
         if self.training:
             return self.network(turn(images, int(torch.randint(8, ()))))
         return torch.stack([self.network(turn(images, k)) for k in range(8)]).mean(dim=0)
@@ -91,7 +114,7 @@ class ColoringConfig:
     regions: tuple[int, int]
     n_train: int
     training: Training
-    network: MapNetwork = MapNetwork()
+    network: MapNetwork | CountingNetwork = MapNetwork()
     n_val: int = 1_000
     n_test: int = 2_000
     size: int = 4_000  # of the sketch
@@ -121,7 +144,9 @@ MEDIUM = replace(
     data="medium",
     regions=(10, 15),
     n_train=200_000,
-    training=replace(TRAINING, epochs=40, batch_size=512),
+    training=replace(TRAINING, epochs=20, batch_size=512, optimizer="muon", learning_rate=0.01, warmup_steps=200),
+    network=CountingNetwork(),
+    dims=(None, 1_024),
     n_val=100,
     n_test=500,
     beam=64,
@@ -164,6 +189,8 @@ def run_model(config: ColoringConfig, seed: int, kernel: str, session: Session) 
     key = {"experiment": "coloring", "data": config.data, "method": "dsokr", "kernel": kernel, "seed": seed}
     key |= {"sketch": str(SubSample(config.size)), "dim": config.dim(kernel), "network": str(config.network)}
     key |= pick_fields(config, "n_train", "n_test") | pick_fields(config.training, *TRAINING_FIELDS)
+    if config.training.optimizer == "muon":
+        key["optimizer"] = "muon"
     keys = [key | {"decoder": name} for name in config.decoders]
     session.results("models").record_all(keys, partial(measure_model, config, seed, kernel, session))
 
@@ -181,7 +208,7 @@ def measure_model(config: ColoringConfig, seed: int, kernel: str, session: Sessi
     regressor = Neural(config.network, training=config.training)
     options: Row = {"dim": config.dim(kernel), "random_state": seed, "device": str(session.device)}
     model = DSOKR(KERNELS[kernel], SubSample(config.size), regressor, decoder=Candidates("projected"), **options)
-    with clock("fitting"):
+    with clock("fitting"), faster_training(session.device):
         model.fit(*train, validation=val)
     for decoder in config.decoders.values():
         on_val = measure_distances(decode_all(model, decoder, val.images), val.graphs)

@@ -320,7 +320,8 @@ class _Regression(pl.LightningModule):
         parts = call_optional(self.network, "learning_rates") or [(list(self.network.parameters()), 1.0)]
         groups = [{"params": weights, "lr": factor * options.learning_rate} for weights, factor in parts if factor]
         if options.optimizer == "muon":
-            groups = list(divide_groups(groups, self.network))
+            in_bf16 = options.precision == "bf16-mixed" or self.trainer.strategy.root_device.type == "cuda"
+            groups = list(divide_groups(groups, self.network, in_bf16))
         fused = options.precision != "16-mixed"  # whose gradients are scaled when they are clipped
         optimizer = kind(groups, weight_decay=options.weight_decay, fused=fused)
         if options.schedule == "constant" and not options.warmup_steps:

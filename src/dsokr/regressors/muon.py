@@ -37,7 +37,8 @@ class Muon(torch.optim.AdamW):
                 by_shape[weight.shape].append(weight)
         for weights in by_shape.values():
             momenta = [self._update_momentum(weight) for weight in weights]
-            updates = orthogonalize(torch.stack(momenta).flatten(2)).view(-1, *weights[0].shape)
+            matrices = torch.stack(momenta).flatten(2)
+            updates = orthogonalize(matrices, group["in_bf16"]).view(-1, *weights[0].shape)
             rate = 0.2 * group["lr"] * max(weights[0].flatten(1).shape) ** 0.5
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_sub_(weights, updates.unbind(), alpha=rate)
@@ -52,9 +53,12 @@ class Muon(torch.optim.AdamW):
         return gradient.lerp(state["momentum"], MOMENTUM)
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:  # (k, a, b)
-    """USVᵀ -> about UVᵀ: after five steps of a polynomial iteration singular values lie between 0.7 and 1.2."""
-    x = matrices.bfloat16() if matrices.is_cuda else matrices  # bfloat16 is exact enough, and slow on a CPU
+def orthogonalize(matrices: Tensor, in_bf16: bool = False) -> Tensor:  # (k, a, b)
+    """USVᵀ -> about UVᵀ: after five steps of a polynomial iteration singular values lie between 0.7 and 1.2.
+
+    bfloat16 is exact enough, and faster where the hardware has instructions for it.
+    """
+    x = matrices.bfloat16() if in_bf16 else matrices
     x = x.mT if x.shape[1] > x.shape[2] else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-20)
     a, b, c = COEFFICIENTS
@@ -64,7 +68,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:  # (k, a, b)
     return (x.mT if matrices.shape[1] > matrices.shape[2] else x).to(matrices.dtype)
 
 
-def divide_groups(groups: Sequence[dict[str, Any]], network: nn.Module) -> Iterable[dict[str, Any]]:
+def divide_groups(
+    groups: Sequence[dict[str, Any]], network: nn.Module, in_bf16: bool = False
+) -> Iterable[dict[str, Any]]:
     """Divide groups of weights into matrices of hidden linear and convolutional layers, and all others.
 
     The last layer is not hidden, and embeddings are no linear layers.
@@ -75,4 +81,4 @@ def divide_groups(groups: Sequence[dict[str, Any]], network: nn.Module) -> Itera
         for is_orthogonal in (True, False):
             weights = [weight for weight in group["params"] if (id(weight) in hidden) == is_orthogonal]
             if weights:
-                yield group | {"params": weights, "orthogonal": is_orthogonal}
+                yield group | {"params": weights, "orthogonal": is_orthogonal, "in_bf16": in_bf16}
