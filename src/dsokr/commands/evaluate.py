@@ -20,7 +20,7 @@ from dsokr.commands.guarantee import check_promises
 from dsokr.commands.kinds import Kind
 from dsokr.commands.library import Library
 from dsokr.commands.options import EvaluateOptions, ReportOptions, Result, Say
-from dsokr.commands.possible import Possible, complete, pool_rows, read_test
+from dsokr.commands.possible import complete, pool_rows, read_test
 from dsokr.commands.predictor import Pairs, Predictor
 from dsokr.commands.reasons import check_page
 from dsokr.commands.tables import Problems, Table
@@ -68,13 +68,10 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     """Compare predictions with the right answers of a table."""
     if options.candidates is None and options.candidates_column is not None:
         raise InputError("--candidates-column is about candidates. Name them with --candidates.")
-    predictor, possible = Predictor.load(options.model, options.device), Possible(options)
-    table, listed = Table(options.test), None
-    pooled = table.check_columns(list(filter(None, [options.pool])))
-    pairs, conditions, rows = read_test(predictor, table, problems, possible, pooled)
-    keys = [cell for name in pooled for cell in take(rows.cells[name], rows.places(pairs.rows))]
+    predictor, listed = Predictor.load(options.model, options.device), None
+    pairs, conditions, keys = read_test(predictor, Table(options.test), options, problems, options.pool)
     if options.candidates is not None:
-        wanted = possible.columns
+        wanted = [condition.column for condition in conditions]
         library = Library(predictor, options.candidates, options.candidates_column, problems, wanted)
         blocks = list(library.blocks())
         cells = [cell for block in blocks for cell in block.cells]
@@ -83,10 +80,10 @@ def evaluate_table(options: EvaluateOptions, problems: Problems, say: Say) -> Re
     shown = rich.table.Table("metric", "value", "what it means")
     for row in list_metrics(metrics):
         shown.add_row(*row)
-    n = len(set(keys)) or len(pairs)
+    n = len(set(keys)) if keys else len(pairs)
     facts = {"n": n, "skipped": len(problems.found), "metrics": metrics}
     texts = [shown, summarize(metrics, n)]
-    if predictor.sure is not None and listed is None and not conditions and not pooled:
+    if predictor.sure is not None and listed is None and not conditions and not keys:
         facts["promises"] = promises = check_promises(predictor, pairs)
         texts += [test["text"] for test in promises["coverage"]]
         texts.append(f"Confidence is off by {promises['calibration_error']:.3f} on average.")
@@ -105,7 +102,7 @@ def evaluate(
     pairs: Pairs,
     listed: Listing | None = None,
     conditions: Sequence[Condition] = (),
-    pooled: Sequence[str] = (),
+    pooled: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """Compute the metrics of the first answers. Undefined ones are left out.
 
@@ -288,11 +285,11 @@ def list_metrics(metrics: dict[str, float]) -> list[list[str]]:
 def report(options: ReportOptions, problems: Problems, say: Say) -> Result:
     """Write the page again, with the results of a test if there is one."""
     check_page(options.out, "report")
-    predictor, possible = Predictor.load(options.model, options.device), Possible(options)
+    predictor = Predictor.load(options.model, options.device)
     if options.test is None:
         write_report(predictor, options.out, str(options.model))
     else:
-        test, conditions, _ = read_test(predictor, Table(options.test), problems, possible)
+        test, conditions, _ = read_test(predictor, Table(options.test), options, problems)
         write_report(predictor, options.out, str(options.model), test, options.test.name, conditions)
     return Result({"report": str(options.out)}, [f"The report: {options.out}"])
 

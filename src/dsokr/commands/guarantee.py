@@ -8,12 +8,12 @@ from torch import Tensor
 
 from dsokr.commands.cells import count_of
 from dsokr.commands.options import CalibrateOptions, PredictOptions, Result, Say
-from dsokr.commands.possible import Possible, read_test
+from dsokr.commands.possible import read_test
 from dsokr.commands.predictor import Pairs, Predictor
 from dsokr.commands.tables import Problems, Table
 from dsokr.conformal import FILE, Calibration, Conformal
 from dsokr.files import replace_file
-from dsokr.outputs import canonical, take
+from dsokr.outputs import canonical
 
 COVERAGES = (0.8, 0.9, 0.95)
 BINS = 10  # of a reliability diagram
@@ -21,10 +21,8 @@ BINS = 10  # of a reliability diagram
 
 def calibrate(options: CalibrateOptions, problems: Problems, say: Say) -> Result:
     """Calibrate a model on pairs that it was not trained on, and keep the calibration in its folder."""
-    predictor, table = Predictor.load(options.model, options.device), Table(options.pairs)
-    group = table.check_columns([options.group]) if options.group else []
-    pairs, conditions, rows = read_test(predictor, table, problems, Possible(options), group)
-    groups = take(rows.cells[group[0]], rows.places(pairs.rows)) if group else None
+    predictor = Predictor.load(options.model, options.device)
+    pairs, conditions, groups = read_test(predictor, Table(options.pairs), options, problems, options.group)
     sure = Conformal(predictor.model)
     if sure.is_list:  # candidates of other lists may be right
         sure.known = sure.known.extended(*canonical(pairs.Y))
@@ -41,43 +39,43 @@ def calibrate(options: CalibrateOptions, problems: Problems, say: Say) -> Result
 
 def describe_sizes(sure: Conformal, pairs: Pairs, groups: Any) -> dict[str, float]:
     """The median number of listed members of sets, by the coverages for which there are enough pairs."""
-    n = min(map(len, sure.calibration.strangeness.values()))
     found = {}
-    for coverage in (c for c in COVERAGES if (n + 1) * (1 - c) >= 1):
+    for coverage in _list_coverages(sure):
         sets = sure.predict_set(pairs.X, coverage, groups)
         found[f"{coverage:.0%}"] = float(np.median([each.size or len(each.outputs) for each in sets]))
     return found
 
 
-class Guard:
-    """Which of the best outputs of inputs are answers, by --coverage and --max-error, and how probable they are."""
+def _list_coverages(sure: Conformal) -> list[float]:
+    """List the coverages for which there are enough calibration pairs, in every group."""
+    n = min(map(len, sure.calibration.strangeness.values()))
+    return [coverage for coverage in COVERAGES if (n + 1) * (1 - coverage) >= 1]
 
-    def __init__(self, calibration: Calibration, options: PredictOptions, groups: Any = None):
-        self.calibration, self.options, self.groups = calibration, options, groups
 
-    def judge(self, z: Tensor, scores: Tensor) -> tuple[list[int], Tensor, Tensor]:
-        """The number of answers to every input, the probabilities of all (n, k), and the confidence in the first (n,).
+def judge(
+    calibration: Calibration, options: PredictOptions, groups: Any, z: Tensor, scores: Tensor
+) -> tuple[list[int], Tensor, Tensor]:
+    """Say which of the best outputs are answers, by --coverage and --max-error, and how probable they are.
 
-        Scores are −∞ where an input has fewer outputs.
-        """
-        options, top = self.options, self.options.top or scores.shape[1]
-        if options.coverage is None:
-            sizes = scores.isfinite().sum(dim=1)
-        else:
-            least = self.calibration.find_threshold(z, scores, options.coverage, self.groups)
-            sizes = (scores >= least[:, None]).sum(dim=1)
-        confidence = self.calibration.find_confidence(z, scores)
-        if options.max_error is not None:
-            is_safe = self.calibration.find_odds(z, scores) >= self.calibration.find_safe(options.max_error)
-            sizes = torch.where(is_safe, sizes, 0)
-        return sizes.clamp(max=top).tolist(), self.calibration.find_probabilities(z, scores), confidence
+    Scores (n, k) are −∞ where an input has fewer outputs. Returned are the number of answers to every input, the
+    probabilities of all outputs (n, k), and the confidence in the first (n,).
+    """
+    if options.coverage is None:
+        sizes = scores.isfinite().sum(dim=1)
+    else:
+        least = calibration.find_threshold(z, scores, options.coverage, groups)
+        sizes = (scores >= least[:, None]).sum(dim=1)
+    if options.max_error is not None:
+        is_safe = calibration.find_odds(z, scores) >= calibration.find_safe(options.max_error)
+        sizes = torch.where(is_safe, sizes, 0)
+    sizes = sizes.clamp(max=options.top or scores.shape[1])
+    return sizes.tolist(), calibration.find_probabilities(z, scores), calibration.find_confidence(z, scores)
 
 
 def check_promises(predictor: Predictor, pairs: Pairs) -> dict[str, Any]:
     """How often sets hold the right answer, how well confidence and truth agree, and the errors of safe answers."""
     sure: Any = predictor.sure
-    enough = [c for c in COVERAGES if (len(sure.calibration.right) + 1) * (1 - c) >= 1]
-    coverage = [] if sure.pairs_["groups"] else [sure.check(pairs.X, pairs.Y, c) for c in enough]
+    coverage = [] if sure.pairs_["groups"] else [sure.check(pairs.X, pairs.Y, c) for c in _list_coverages(sure)]
     z = predictor.model.coefficients(pairs.X)
     best = sure.find_best(z)
     confidence, right = sure.calibration.find_confidence(z, best.scores).cpu(), sure.is_right(best, pairs.Y).cpu()

@@ -24,7 +24,8 @@ from dsokr.commands.predictor import Pairs, Predictor, read_pairs
 from dsokr.commands.tables import Problems, Rows, Table
 from dsokr.errors import InputError
 from dsokr.index import Condition
-from dsokr.index.columns import as_numbers
+from dsokr.index.columns import as_number, as_numbers
+from dsokr.outputs import take
 
 WITHIN = re.compile(r"(?P<column>[^=]+)(=(?P<formula>.+))?:(?P<size>[^:]+?)\s*(?P<unit>ppm|%|)")
 UNITS = {"ppm": 1e6, "%": 1e2}
@@ -96,7 +97,7 @@ class Wish:
 def _find_mass(precursor: str, adduct: str) -> float:
     """The mass of the molecule; NaN if the adduct cannot be read."""
     try:
-        return spectra.find_mass(as_numbers([precursor])[0].item(), adduct)
+        return spectra.find_mass(as_number(precursor), adduct)
     except InputError:
         return math.nan
 
@@ -110,54 +111,43 @@ def _compute(node: Any, numbers: Mapping[str, np.ndarray]) -> Any:
     return SIGNS[type(node.op)](*(_compute(part, numbers) for part in parts))
 
 
-class Possible:
-    """The conditions of --match and --within: the columns they need, and their values for every input."""
-
-    def __init__(self, options: PossibleOptions):
-        equal = [text.partition("=") for text in options.match or ()]
-        self.wishes = [Wish(column.strip(), (formula or column).strip()) for column, _, formula in equal]
-        self.wishes += map(read_within, options.within or ())
-
-    @property
-    def columns(self) -> list[str]:
-        """Of the candidates."""
-        return list(dict.fromkeys(wish.column for wish in self.wishes))
-
-    def names(self, table: Table) -> list[str]:
-        """Columns of the inputs."""
-        return [name for wish in self.wishes for name in wish.names(table)]
-
-    def compute(self, rows: Rows, problems: Problems) -> list[Condition]:
-        """The condition on the candidates of every row; rows for which it is unknown are problems."""
-        return [wish.compute(rows, problems) for wish in self.wishes]
-
-    def after(self, kept: Sequence[Any] | None, conditions: Sequence[Condition]) -> list[Condition]:
-        """Conditions after those of the calibration, which must be on the same columns."""
-        columns = [] if kept is None else [column for column, *_ in kept]
-        if columns != [condition.column for condition in conditions]:
-            with_what = f"on {', '.join(columns)}" if columns else "without conditions"
-            raise InputError(f"The model was calibrated {with_what}. Use the same --match and --within for both.")
-        pairs = zip(kept or (), conditions, strict=True)
-        return [
-            Condition(new.column, *(np.concatenate(both) for both in zip(old[1:], new[1:], strict=True)))
-            for old, new in pairs
-        ]
+def read_rows(
+    table: Table, columns: Sequence[str], options: PossibleOptions, problems: Problems
+) -> tuple[Rows, list[Condition]]:
+    """Read the rows of a table, and what candidates of each must have; rows for which that is unknown are problems."""
+    equal = [text.partition("=") for text in options.match or ()]
+    wishes = [Wish(column.strip(), (formula or column).strip()) for column, _, formula in equal]
+    wishes += map(read_within, options.within or ())
+    rows = table.read(problems, [*columns, *(name for wish in wishes for name in wish.names(table))])
+    conditions = [wish.compute(rows, problems) for wish in wishes]
+    known = [at for at, row in enumerate(rows.numbers) if (str(table.path), row) not in problems.found]
+    return rows.take(known), [condition.take(known) for condition in conditions]
 
 
 def read_test(
-    predictor: Predictor, table: Table, problems: Problems, possible: Possible, further: Sequence[str] = ()
-) -> tuple[Pairs, list[Condition], Rows]:
-    """Read the pairs of a table that has the columns of training, and what candidates of each must have."""
-    input, output = predictor.input, predictor.output
-    rows = table.read(problems, [*input.columns, *output.columns, *further, *possible.names(table)])
-    conditions = possible.compute(rows, problems)
+    predictor: Predictor, table: Table, options: PossibleOptions, problems: Problems, further: str | None = None
+) -> tuple[Pairs, list[Condition], list[str] | None]:
+    """Read the pairs of a table that has the columns of training, what candidates of each must have, and one column."""
+    input, output, others = predictor.input, predictor.output, [further] if further else []
+    rows, conditions = read_rows(table, [*input.columns, *output.columns, *others], options, problems)
     pairs = read_pairs(rows, input, output, predictor.basis.kernel, problems)
-    usable = [at for at, row in enumerate(pairs.rows) if (str(table.path), row) not in problems.found]
-    if not usable:
-        raise table.unusable(problems)
-    pairs = pairs.take(usable)
-    at = rows.places(pairs.rows)
-    return pairs, [condition.take(at) for condition in conditions], rows
+    place = {number: at for at, number in enumerate(rows.numbers)}
+    at = [place[number] for number in pairs.rows]
+    cells = take(rows.cells[further], at) if further else None
+    return pairs, [condition.take(at) for condition in conditions], cells
+
+
+def append_conditions(kept: Sequence[Any] | None, conditions: Sequence[Condition]) -> list[Condition]:
+    """Append conditions to those of the calibration, which must be on the same columns."""
+    columns = [] if kept is None else [column for column, *_ in kept]
+    if columns != [condition.column for condition in conditions]:
+        with_what = f"on {', '.join(columns)}" if columns else "without conditions"
+        raise InputError(f"The model was calibrated {with_what}. Use the same --match and --within for both.")
+    pairs = zip(kept or (), conditions, strict=True)
+    return [
+        Condition(new.column, *(np.concatenate(both) for both in zip(old[1:], new[1:], strict=True)))
+        for old, new in pairs
+    ]
 
 
 def pool_rows(z: Tensor, keys: Sequence[str]) -> tuple[Tensor, list[int]]:  # (n, p) -> (groups, p)
@@ -176,7 +166,7 @@ def read_within(text: str) -> Wish:
     Wish(column='mass', formula='mz-1.00728', tolerance=10.0, share=1e-05)
     """
     found = WITHIN.fullmatch(text.strip())
-    size = as_numbers([found["size"]])[0].item() if found else -1.0
+    size = as_number(found["size"]) if found else -1.0
     if not found or not size >= 0:
         example = "exact_mass=precursor_mz-1.00728:10ppm, or exact_mass:0.01"
         raise InputError(f"--within takes COLUMN=EXPRESSION:TOLERANCE, such as {example}. Got {text!r}.")

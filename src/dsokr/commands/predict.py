@@ -15,15 +15,14 @@ from torch.nn.utils.rnn import pad_sequence
 from dsokr.commands.cells import count_of, parse_numbers, shorten
 from dsokr.commands.cluster import connect
 from dsokr.commands.formats import without_compression
-from dsokr.commands.guarantee import Guard
-from dsokr.commands.kinds import Read
+from dsokr.commands.guarantee import judge
 from dsokr.commands.library import Library, describe, open_index
 from dsokr.commands.options import PredictOptions, Result, Say
-from dsokr.commands.possible import Possible, pool_rows, split_list
+from dsokr.commands.possible import append_conditions, pool_rows, read_rows, split_list
 from dsokr.commands.predictor import Predictor, read_column
 from dsokr.commands.reasons import check_page, write_reasons
 from dsokr.commands.tables import Problems, Table, check_writable, write_skipped, write_table
-from dsokr.conformal import LISTED, Conformal
+from dsokr.conformal import LISTED, Calibration, Conformal
 from dsokr.decoders import EmbeddedOutputs, Ranking
 from dsokr.decoders.pools import positions_of, size_of
 from dsokr.decoders.scan import Scan
@@ -51,19 +50,16 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     names = table.columns[:1] if table.is_list else columns
     keep = table.find_columns([options.keep]) if options.keep else []
     group = predictor.sure.pairs_.get("column") if predictor.sure is not None and options.coverage is not None else None
-    further = table.check_columns(list(filter(None, [group, options.candidates_for, options.pool])))
-    possible = Possible(options)
-    rows = table.read(problems, [*names, *keep, *further, *possible.names(table)])
-    conditions = possible.compute(rows, problems)
+    further = filter(None, [group, options.candidates_for, options.pool])
+    rows, conditions = read_rows(table, [*names, *keep, *further], options, problems)
     cells, read = read_column(rows, predictor.input, problems, names=names)
-    read = _without(read, {at for at, row in enumerate(rows.numbers) if (str(table.path), row) in problems.found})
     if not read.good:
         raise table.unusable(problems)
     problems.check(table, len(rows.attempted))
     z, good = predictor.model.coefficients(read.values), read.good
     if options.pool:
         z, first = pool_rows(z, take(rows.cells[options.pool], good))
-        read, good = Read(take(read.values, first), take(good, first), read.bad), take(good, first)
+        read, good = read._replace(values=take(read.values, first), good=take(good, first)), take(good, first)
     groups = take(rows.cells[group], good) if group else None
     lists = take(rows.cells[options.candidates_for], good) if options.candidates_for else None
     asked = Asked(z, groups, [condition.take(good) for condition in conditions], lists)
@@ -91,12 +87,6 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
         facts["explain"] = str(options.explain)
         texts.append(f"The reasons: {options.explain}")
     return Result(facts, texts)
-
-
-def _without(read: Read, bad: set[int]) -> Read:
-    """What was read, without some rows."""
-    kept = [place for place, at in enumerate(read.good) if at not in bad]
-    return read if len(kept) == len(read.good) else Read(take(read.values, kept), take(read.good, kept), read.bad)
 
 
 def _check_options(options: PredictOptions) -> None:
@@ -154,7 +144,7 @@ def _answer(
         return _answer_surely(predictor, sure, z, asked.groups, options), 0, 0
     if is_guarded and sure is not None:  # ranked for the calibration's inputs, too: this list is another
         top, z = LISTED, torch.cat([sure.pairs_["z"].to(z), z])
-        conditions = Possible(options).after(sure.pairs_.get("conditions"), conditions) if conditions else []
+        conditions = append_conditions(sure.pairs_.get("conditions"), conditions) if conditions else []
     if options.candidates is not None and Shards.are_at(options.candidates):
         shards = Shards.open(options.candidates, fingerprint(predictor.basis))
         hits = _rank_shards(shards, z, top, rule, conditions, options)
@@ -170,7 +160,7 @@ def _answer(
             say(f"{len(hits):,} of {len(z):,} inputs", passing=True)
         counts = len(index), 0
     else:
-        wanted = [*shown, *Possible(options).columns]
+        wanted = [*shown, *(condition.column for condition in conditions)]
         library = Library(predictor, options.candidates, options.candidates_column, problems, wanted)
         hits = rank_library(library, z, top, rule, say, conditions, shown)
         skipped = len(problems.by_row(library.table.path))
@@ -179,8 +169,7 @@ def _answer(
         parts = [torch.tensor([hit[2] for hit in some], dtype=torch.float64) for some in hits]
         scores = pad_sequence(parts, batch_first=True, padding_value=-torch.inf)
         n = len(hits) - len(asked.z)
-        guard = Guard(sure.calibrate_for(scores[:n]), options, asked.groups)
-        hits = _guard(guard, asked.z, scores[n:], hits[n:])
+        hits = _guard(sure.calibrate_for(scores[:n]), options, asked.groups, asked.z, scores[n:], hits[n:])
     return hits, *counts
 
 
@@ -214,12 +203,14 @@ def _answer_surely(predictor: Predictor, sure: Conformal, z: Tensor, groups: Any
     ]
     if options.coverage is None:
         options = replace(options, top=1)
-    return _guard(Guard(sure.calibration, options, groups), z, best.scores, hits)
+    return _guard(sure.calibration, options, groups, z, best.scores, hits)
 
 
-def _guard(guard: Guard, z: Tensor, scores: Tensor, hits: Hits) -> Hits:
+def _guard(
+    calibration: Calibration, options: PredictOptions, groups: Any, z: Tensor, scores: Tensor, hits: Hits
+) -> Hits:
     """Keep the hits that are answers, with their probabilities, and the confidence in the first."""
-    sizes, probabilities, confidence = guard.judge(z, scores)
+    sizes, probabilities, confidence = judge(calibration, options, groups, z, scores)
     rows = zip(hits, sizes, probabilities.tolist(), confidence.tolist(), strict=True)
     return [[(*hit, p, sure) for hit, p in zip(some[:n], ps, strict=False)] for some, n, ps, sure in rows]
 

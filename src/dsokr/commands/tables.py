@@ -92,10 +92,10 @@ class Rows:
         """Return one cell for each row; those of several columns are joined by ;"""
         return list(map(";".join, zip(*(self.cells[name] for name in columns), strict=True)))
 
-    def places(self, numbers: Sequence[int]) -> list[int]:
-        """Where rows of these numbers stand."""
-        place = {number: at for at, number in enumerate(self.numbers)}
-        return [place[number] for number in numbers]
+    def take(self, at: Sequence[int]) -> Rows:
+        """Return the rows at some positions."""
+        cells = {name: [column[i] for i in at] for name, column in self.cells.items()}
+        return Rows(self.table, [self.numbers[i] for i in at], cells, self.attempted)
 
 
 class Table:
