@@ -6,7 +6,7 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -223,41 +223,39 @@ def _set_aside(valid: Pairs | None, seed: int) -> tuple[Pairs | None, Pairs | No
     """Divide many validation pairs: half to choose by, and half that no choice depends on, to calibrate and test."""
     if valid is None or len(valid) < CALIBRATED:
         return valid, None
-    order = np.random.default_rng(seed).permutation(len(valid)).tolist()
-    half = set(order[: len(order) // 2])
-    if valid.groups is not None:
-        half = set(_draw_groups([valid.groups[row] for row in order], order, len(order) // 2))
+    rows = range(len(valid))
+    half = _draw_rows(valid.groups or rows, len(valid) // 2, seed)
     if not half:
         return valid, None
-    return valid.take(sorted(half)), valid.take(sorted(set(order) - half))
+    return valid.take(sorted(half)), valid.take(sorted({*rows} - half))
 
 
 def hold_out(pairs: Pairs, share: float, seed: int) -> tuple[set[int], str]:
     """Draw the rows to hold out: whole groups or, without groups, rows with equal inputs together, if these fit."""
     n = len(pairs)
-    order = np.random.default_rng(seed).permutation(n).tolist()
-    of_rows: list[Any] = list(keys(pairs.X)) if pairs.groups is None else pairs.groups
+    groups: list[Any] = list(keys(pairs.X)) if pairs.groups is None else pairs.groups
     wanted = min(max(1, round(share * n)), n - LEAST_ROWS // 2)
-    held_out = set(_draw_groups([of_rows[row] for row in order], order, wanted))
-    there = len(set(of_rows))
+    held_out, there = _draw_rows(groups, wanted, seed), len(set(groups))
     if pairs.groups is not None:
         if not held_out:
             raise InputError(f"--group: all {there} groups are larger than the {share:.0%} of the rows to hold out.")
         return held_out, f"; {count_of(there, 'group')}, none of them in both"
     if not held_out:
-        return set(order[:wanted]), f"; inputs repeat, and with {there} different ones those held out are known"
+        note = f"; inputs repeat, and with {there} different ones those held out are known"
+        return _draw_rows(range(n), wanted, seed), note
     return held_out, "; rows with equal inputs are held out together" if there < n else ""
 
 
-def _draw_groups(groups: list[Any], rows: list[int], most: int) -> Iterator[int]:
-    """Draw the rows of whole groups, in their order, as long as they fit."""
+def _draw_rows(groups: Sequence[Any], most: int, seed: int) -> set[int]:
+    """Draw at most so many rows in random order: whole groups, skipping those that do not fit."""
     members: dict[Any, list[int]] = {}
-    for group, row in zip(groups, rows, strict=True):
-        members.setdefault(group, []).append(row)
+    for row in np.random.default_rng(seed).permutation(len(groups)).tolist():
+        members.setdefault(groups[row], []).append(row)
+    drawn: set[int] = set()
     for some in members.values():
-        if len(some) <= most:
-            most -= len(some)
-            yield from some
+        if len(drawn) + len(some) <= most:
+            drawn.update(some)
+    return drawn
 
 
 def _warn_if_known(pairs: Pairs, held_out: Pairs | None, output: OutputKind) -> None:
