@@ -95,13 +95,14 @@ def guess_input(columns: Sequence[str], cells: Sequence[str], locate: Callable[[
         return "image"
     if _are_smiles(columns[0], texts):
         return "smiles"
-    guess = "string" if all(map(str.isascii, texts)) and _fits(texts, _is_word) else "text"
+    are_words = _fits(texts, lambda text: len(text.split()) == 1)
+    guess = "string" if all(map(str.isascii, texts)) and are_words else "text"
     _check_no_numbers(columns[0], cells, locate, "--input-kind", guess)
     return guess
 
 
 def guess_output(columns: Sequence[str], cells: Sequence[str], locate: Callable[[int], str]) -> str:
-    """Return the same for outputs.
+    """Return the name of the most specific kind that fits nearly all of the first cells of outputs.
 
     >>> guess_output(["y"], ["b>a>c", "a>b>c"], str), guess_output(["tags"], ["red;round", "green"], str)
     ('ranking', 'labels')
@@ -140,27 +141,27 @@ def _check_no_numbers(column: str, cells: Sequence[str], locate: Callable[[int],
         at = min(wrong, key=lambda at: not _resembles_numbers(wrong[at]))
         place = f"{locate(at)}, column {column!r}, {shorten(wrong[at])!r}"
         advice = f"Use {option} vector to skip such rows, or {option} {guess} to read numbers as text."
-        raise InputError(f"{place}: {_reason(parse_numbers, wrong[at])} {advice}")
+        raise InputError(f"{place}: {_find_fault(wrong[at])} {advice}")
 
 
-def _reason(parse: Callable[[Any], Any], cell: Any) -> str:
+def _find_fault(text: str) -> str:
+    """Return why a text is not numbers, or an empty string."""
     try:
-        parse(cell)
+        parse_numbers(text)
     except InputError as error:
         return str(error)
     return ""
 
 
 def _is_numbers(text: str) -> bool:
-    return not _reason(parse_numbers, text)
+    return not _find_fault(text)
 
 
 def _are_sparse(columns: Sequence[str], texts: list[str]) -> bool:
     """Whether rows have many numbers, nearly all of them zero."""
     rows = [parse_numbers(text, columns) for text in texts if _is_numbers(text)]
-    return sum(map(len, rows)) >= MANY * max(len(rows), 1) and sum(map(np.count_nonzero, rows)) <= (1 - MOST) * sum(
-        map(len, rows)
-    )
+    numbers = sum(map(len, rows))
+    return numbers >= MANY * max(len(rows), 1) and sum(map(np.count_nonzero, rows)) <= (1 - MOST) * numbers
 
 
 def _are_peaks(text: str) -> bool:
@@ -171,10 +172,6 @@ def _are_peaks(text: str) -> bool:
 
 def _resembles_numbers(text: str) -> bool:
     return all(_is_numbers(part) or COMMAS.fullmatch(part) for part in re.split(r"[;|\s]+", text) if part)
-
-
-def _is_word(text: str) -> bool:
-    return len(text.split()) == 1
 
 
 def _are_smiles(column: str, texts: list[str]) -> bool:
