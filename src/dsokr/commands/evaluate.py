@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,11 +122,13 @@ def evaluate(
     if conditions and not is_ranked:
         raise InputError("--match and --within are about candidates. Name them with --candidates.")
     if is_ranked:
-        known = by_meaning(predictor, predictor.known if listed is None else listed.cells)
-        pool = known | by_meaning(predictor, true) if listed is None else known
-        there = known if listed is not None else by_meaning(predictor, predictor.trained)
-        share = sum(predictor.output.key(cell) in there for cell in true) / len(true)
-        metrics = {"known" if listed is None else "listed": share}
+        if listed is None:
+            name, there = "known", by_meaning(predictor, predictor.trained)
+            pool = by_meaning(predictor, [*predictor.known, *true])
+        else:
+            name, pool = "listed", by_meaning(predictor, listed.cells)
+            there = pool
+        metrics = {name: sum(predictor.output.key(cell) in there for cell in true) / len(true)}
     if conditions:
         columns = {} if listed is None else listed.columns
         found, best = rank_possible(predictor, z, true, pool, columns, conditions)
@@ -195,7 +199,7 @@ def rank_truth(predictor: Predictor, z: Tensor, true: Sequence[str], pool: Mappi
 
 
 def describe_ranks(ranks: Tensor, candidates: int) -> dict[str, float]:  # (n,)
-    """Hits@k, the mean reciprocal rank and, of finite ones, the mean rank, if there are any."""
+    """Return hits@k, the mean reciprocal rank, and the mean of the finite ranks. Undefined ones are left out."""
     metrics = retrieval_of(ranks) if len(ranks) else {}
     metrics["mean_rank"] = ranks[ranks.isfinite()].mean().item()
     return {name: value for name, value in metrics.items() if math.isfinite(value)} | {"candidates": candidates}
@@ -339,14 +343,9 @@ def write_report(
         title = f"On {count_of(n, 'pair')} held out for validation"
         results.append((title, n, facts["validation"], facts["examples"], None))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("dsokr.commands", "."), autoescape=True)
-    functions = {
-        "count_of": count_of,
-        "draw": _draw,
-        "weigh": _weigh,
-        "list_metrics": list_metrics,
-        "summarize": summarize,
-    }
-    template = environment.get_template("report.html.j2", globals={"shorten": shorten, **functions})
+    functions = {"count_of": count_of, "draw": _draw, "weigh": _weigh, "shorten": shorten}
+    functions |= {"list_metrics": list_metrics, "summarize": summarize}
+    template = environment.get_template("report.html.j2", globals=functions)
     is_molecule = isinstance(predictor.output, Molecule)
     page = template.render(predictor=predictor, is_molecule=is_molecule, results=results, model=shlex.quote(model))
     with replace_file(path) as draft:
@@ -355,20 +354,15 @@ def write_report(
 
 def _weigh(smiles: str) -> str:
     """Return formula and monoisotopic mass of a molecule; nothing where that is impossible."""
-    try:
-        from dsokr import chem
-
+    with suppress(MissingExtraError, InputError):
+        chem = import_module("dsokr.chem")
         return f"{chem.formula(smiles)}, {chem.mass(smiles):.4f} Da"
-    except (MissingExtraError, InputError):
-        return ""
+    return ""
 
 
 def _draw(smiles: str) -> str:
     """Draw a molecule as SVG; where that is impossible, the page shows the text."""
-    try:
-        from dsokr import chem
-
-        svg = chem.draw([smiles], size=TILE)
-    except (MissingExtraError, InputError):
-        return ""
-    return svg[svg.find("<svg") :]
+    with suppress(MissingExtraError, InputError):
+        svg: str = import_module("dsokr.chem").draw([smiles], size=TILE)
+        return svg[svg.find("<svg") :]
+    return ""
