@@ -112,8 +112,9 @@ class FitOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PossibleOptions(Options):
-    """Which candidates each input may have."""
+    """A model, and which candidates each input may have."""
 
+    model: Folder
     match: Annotated[
         list[str] | None,
         typer.Option(help="Only candidates with the same cell as the input: formula, or formula=COLUMN of the inputs."),
@@ -128,7 +129,6 @@ class PossibleOptions(Options):
 class PredictOptions(PossibleOptions):
     """Predict the outputs of a table of inputs; with candidates, rank them for each input."""
 
-    model: Folder
     inputs: Annotated[Path, typer.Argument(help="Table with the columns of the inputs in training.")]
     out: Annotated[Path, typer.Option(help="Table to write: .csv, .tsv, .jsonl or .parquet.")]
     candidates: Annotated[Path | None, CANDIDATES] = None
@@ -162,7 +162,6 @@ class RankOptions(PredictOptions):
 class CalibrateOptions(PossibleOptions):
     """Learn from pairs that were not trained on how far to trust the model: for --coverage and --max-error."""
 
-    model: Folder
     pairs: Annotated[Path, typer.Argument(help="Table of pairs, with the columns of training.")]
     group: Annotated[str | None, typer.Option(help="A column: coverage holds within each of its values.")] = None
 
@@ -171,7 +170,6 @@ class CalibrateOptions(PossibleOptions):
 class EvaluateOptions(PossibleOptions):
     """Compare predictions with the right answers of a table."""
 
-    model: Folder
     test: Annotated[Path, typer.Argument(help="Table of pairs, with the columns of training.")]
     candidates: Annotated[Path | None, typer.Option(help="Rank the right answers among these.")] = None
     candidates_column: Column = None
@@ -182,7 +180,6 @@ class EvaluateOptions(PossibleOptions):
 class ReportOptions(PossibleOptions):
     """Write what was trained, how good it is and what it answers as one HTML page."""
 
-    model: Folder
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html")
     test: Annotated[Path | None, typer.Option(help="Table of pairs to test on, with the columns of training.")] = None
 
