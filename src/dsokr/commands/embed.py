@@ -35,12 +35,12 @@ from dsokr.outputs import take
 def embed(options: EmbedOptions, problems: Problems, say: Say) -> Result:
     """Write an index of a file or of shards; with --ray, write shards. Call it again to resume."""
     work = _build_index if options.ray is None else _write_shards
-    with _explained(options.out, f"Run the same command to resume; {options.out} keeps what is done."):
+    with _explain_stop(options.out, f"Run the same command to resume; {options.out} keeps what is done."):
         return work(options, problems, say)
 
 
 @contextmanager
-def _explained(place: str, stopped: str) -> Iterator[None]:
+def _explain_stop(place: str, stopped: str) -> Iterator[None]:
     """Turn Ctrl-C and errors of files into sentences."""
     try:
         yield
@@ -85,7 +85,7 @@ def _identify(library: Library) -> str:
 def _embed_blocks(library: Library, start: int) -> Iterator[Block]:
     basis = library.predictor.basis
     for block, read, skipped in _list_blocks(library, start):
-        psi, diag = _embed(basis, block.take_values() if block.cells else None)
+        psi, diag = _embed(basis, block.values, block.places)
         codes = as_codes(block.codes)
         yield Block(block.cells, psi, diag, block.names, read, skipped, block.columns, codes)
 
@@ -100,10 +100,11 @@ def _list_blocks(library: Library, start: int = 0, spread: Any = None) -> Iterat
             last = block.row
 
 
-def _embed(basis: SketchedBasis, values: Any) -> tuple[Tensor, Tensor]:  # (n, p), (n,)
-    if values is None:
+def _embed(basis: SketchedBasis, values: Any, places: list[int]) -> tuple[Tensor, Tensor]:  # (n, p), (n,)
+    """Embed the values at these places."""
+    if not places:
         return torch.empty(0, basis.dim), torch.empty(0)
-    return EmbeddedOutputs(basis, values).coordinates()
+    return EmbeddedOutputs(basis, take(values, places)).coordinates()
 
 
 def update(options: UpdateOptions, problems: Problems, say: Say) -> Result:
@@ -120,7 +121,7 @@ def update(options: UpdateOptions, problems: Problems, say: Say) -> Result:
         listed = Library(predictor, options.delete, column, problems).blocks()
         deleted = (indexes.Listed(some.cells, as_codes(some.codes)) for some in listed)
     model, key = index.head.model, predictor.output.key
-    with _explained(place, f"{place} is as it was."):
+    with _explain_stop(place, f"{place} is as it was."):
         changes = indexes.update(place, added, deleted, model=model, key=key, say=say)
     count = len(index) + changes.added - changes.deleted
     parts = ", ".join(f"{number:,} {name}" for name, number in changes._asdict().items() if name != "missing")
@@ -146,7 +147,7 @@ class Worker:
     def write(self, number: int, shard: Shard, places: list[int], values: Any) -> int:
         """Embed some of the values and write them as a shard; harmless to repeat after a lost worker."""
         if number not in self.done:
-            self.shards.write_shard(number, shard, *_embed(self._basis, take(values, places) if places else None))
+            self.shards.write_shard(number, shard, *_embed(self._basis, values, places))
         return number
 
 

@@ -43,9 +43,6 @@ class Listed(NamedTuple):
     codes: list[bytes]
     bad: dict[str, str]  # why cells cannot be used
 
-    def take_values(self) -> Any:
-        return take(self.values, self.places)
-
 
 @dataclass(frozen=True)
 class Inspect:
@@ -62,7 +59,7 @@ class Inspect:
         read = self.output.read(cells, self.kernel)
         good = take(cells, read.good)
         columns = complete(self.output, good, {}) if self.computes else {}
-        return read, list(map(_shorten, self._identify(read.values, good))), columns
+        return read, list(map(_digest, self._identify(read.values, good))), columns
 
     def _identify(self, values: Any, cells: list[str]) -> Iterator[bytes]:
         """Identify molecules by their fingerprints, since canonical SMILES take longer; other kinds by their keys."""
@@ -74,7 +71,7 @@ class Inspect:
         return (indices[a:b].tobytes() + numbers[a:b].tobytes() for a, b in ends)
 
 
-def _shorten(text: bytes) -> bytes:
+def _digest(text: bytes) -> bytes:
     return blake2b(text, digest_size=8).digest()
 
 
