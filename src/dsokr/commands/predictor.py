@@ -87,10 +87,10 @@ def read_pairs(
     inputs, x = read_column(rows, input, problems)
     outputs, y = read_column(rows, output, problems, kernel)
     groups = None if group is None else list(map(str.strip, rows.cells[group]))
-    grouped = [at for at, cell in enumerate(groups or inputs) if cell or groups is None]
-    for at in sorted({*range(len(inputs))} - {*grouped}):
+    ungrouped = [at for at, name in enumerate(groups or ()) if not name]
+    for at in ungrouped:
         problems.add(rows.table, rows.numbers[at], group or "", "The cell is empty.")
-    good = sorted({*x.good} & {*y.good} & {*grouped})
+    good = sorted({*x.good} & {*y.good} - {*ungrouped})
     if not good:
         raise rows.table.unusable(problems)
     problems.check(rows.table, len(rows.attempted))
@@ -351,7 +351,9 @@ def _choose_network(options: FitOptions, input: Kind) -> Any:
 
 def choose_decoder(text: str, output: OutputKind, kernel: Kernel, ys: Any) -> Decoder:
     """Make the decoder: ``candidates`` of a list, a ``search`` of all outputs, ``auto``, or an expression."""
-    if text not in ("auto", "candidates", "search"):
+    if text == "candidates":
+        return Candidates()
+    if text not in ("auto", "search"):
         hint = suggest(text, ("candidates", "search"))
         return parse_part(text, decoders, f"--decoder takes auto, candidates, search or an expression.{hint}")
     search: Decoder | None = decoders.find_search(kernel, *canonical(ys))
@@ -359,9 +361,11 @@ def choose_decoder(text: str, output: OutputKind, kernel: Kernel, ys: Any) -> De
     if isinstance(output, Molecule) and output.as_graph:
         search = decoders.GraphSearch(_find_domain(ys))
         best = search if max(len(graph.labels) for graph in ys) <= SEARCHED_ATOMS else best
-    if text == "search" and search is None:
+    if text == "auto":
+        return best
+    if search is None:
         raise InputError(f"There is no search of all outputs with the kernel {kernel}. Use --decoder candidates.")
-    return best if text == "auto" else search if text == "search" and search is not None else Candidates()
+    return search
 
 
 def _find_domain(graphs: list[Graph]) -> decoders.Molecules:
