@@ -343,7 +343,7 @@ def write_report(
         title = f"On {count_of(n, 'pair')} held out for validation"
         results.append((title, n, facts["validation"], facts["examples"], None))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("dsokr.commands", "."), autoescape=True)
-    functions = {"count_of": count_of, "draw": _draw, "weigh": _weigh, "shorten": shorten}
+    functions: dict[str, Any] = {"count_of": count_of, "draw": _draw, "weigh": _weigh, "shorten": shorten}
     functions |= {"list_metrics": list_metrics, "summarize": summarize}
     template = environment.get_template("report.html.j2", globals=functions)
     is_molecule = isinstance(predictor.output, Molecule)
