@@ -78,7 +78,7 @@ def colours():
 def alcohols():
     """A server from words to molecules that explains its answers."""
     model = describe_molecules()
-    app = create_app(model, open_index(model, None, describe=True), reason=partial(explain_answer, model))
+    app = create_app(model, open_index(model, None), reason=partial(explain_answer, model))
     with running(app) as (address, _):
         yield address
 

@@ -139,7 +139,7 @@ def serve(
         examples = tuple(dict.fromkeys(example["input"] for example in predictor.facts.get("examples", [])))[:4]
         hosts = [host, *(allowed or [])]
         reason = partial(explain_answer, predictor)
-        opened = open_index(predictor, index, describe=True)
+        opened = open_index(predictor, index)
         served = create_app(predictor, opened, limits, examples, hosts, reason, known)
         run(served, host, port, say=say, certificate=certificate, private_key=private_key, log=log)
 

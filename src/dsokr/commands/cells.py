@@ -1,4 +1,4 @@
-"""Cells as text: how they are parsed, how messages show them, and which kind a column of them has."""
+"""Cells as text: how to parse them, how messages show them, and how to guess the kind of a column."""
 
 import math
 import re
@@ -26,6 +26,11 @@ def count_of(number: int, noun: str) -> str:
 def shorten(text: str, most: int = 60) -> str:
     """Return a text as a message shows it."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def split(text: str, separator: str) -> list[str]:
+    """Return the parts of a text, stripped, without empty ones."""
+    return [part.strip() for part in text.split(separator) if part.strip()]
 
 
 def parse_text(cell: str) -> str:

@@ -1,4 +1,4 @@
-"""Kinds of columns: how cells become what networks and kernels take, and how answers become cells again.
+"""Kinds of columns: how to turn cells into what networks and kernels take, and answers into cells again.
 
 A kind is plain data and is saved with the model as JSON.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from dsokr import spectra
-from dsokr.commands.cells import NO_LABEL, SAMPLE, count_of, load_picture, parse_numbers, parse_text, shorten
+from dsokr.commands.cells import NO_LABEL, SAMPLE, count_of, load_picture, parse_numbers, parse_text, shorten, split
 from dsokr.commands.kinds import Kind, OutputKind, parse_good
 from dsokr.errors import InputError, check_fields, suggest
 from dsokr.graphs import Graph
@@ -202,8 +202,7 @@ class Labels(OutputKind):
         return {label: place for place, label in enumerate(self.names)}
 
     def _split(self, cell: str) -> list[str]:
-        parts = "" if cell.strip() == NO_LABEL else cell
-        return [part.strip() for part in parts.split(self.separator) if part.strip()]
+        return [] if cell.strip() == NO_LABEL else split(cell, self.separator)
 
     def parse(self, cells: Sequence[str]) -> np.ndarray:
         rows = np.zeros((len(cells), len(self.names)), np.int8)
@@ -250,8 +249,7 @@ class Ranking(OutputKind):
 
     def _split(self, cell: str) -> list[list[str]]:
         """Return the items, best first; tied items together."""
-        parts = cell.split(">" if ">" in cell else ";")
-        groups = [[item.strip() for item in part.split("=") if item.strip()] for part in parts]
+        groups = [split(part, "=") for part in cell.split(">" if ">" in cell else ";")]
         items = Counter(chain(*groups))
         if not items:
             raise InputError("The cell is empty.")

@@ -194,9 +194,9 @@ def describe(candidates: int, duplicates: int) -> str:
     return count_of(candidates, "candidate") + again
 
 
-def open_index(predictor: Predictor, place: Path | str | None, describe: bool = False) -> Index:
-    """Open an index of this model; without one, the outputs known from training, with columns if wanted."""
+def open_index(predictor: Predictor, place: Path | str | None) -> Index:
+    """Open an index of this model; without one, the outputs known from training, with columns that are computed."""
     if place is not None:
         return indexes.open_index(place, fingerprint(predictor.basis))
-    columns = complete(predictor.output, predictor.known, {}) if describe else {}
+    columns = complete(predictor.output, predictor.known, {})
     return CandidateIndex.in_memory(predictor.known, *predictor.model.known_.coordinates(), cells=columns)

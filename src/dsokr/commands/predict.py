@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dsokr.commands.cells import count_of, parse_numbers, shorten
+from dsokr.commands.cells import count_of, parse_numbers, shorten, split
 from dsokr.commands.cluster import connect
 from dsokr.commands.formats import without_compression
 from dsokr.commands.guarantee import judge
@@ -20,7 +20,7 @@ from dsokr.commands.library import Library, describe, open_index
 from dsokr.commands.options import PredictOptions, Result, Say
 from dsokr.commands.possible import append_conditions, pool_rows, read_rows, split_list
 from dsokr.commands.predictor import Predictor, read_column
-from dsokr.commands.reasons import check_page, write_reasons
+from dsokr.commands.reasons import Hits, check_page, write_reasons
 from dsokr.commands.tables import Problems, Table, check_writable, write_skipped, write_table
 from dsokr.conformal import LISTED, Calibration, Conformal
 from dsokr.decoders import EmbeddedOutputs, Ranking
@@ -37,7 +37,6 @@ TOP = 10  # candidates for each input
 INPUTS = 4096  # searched for at once in an index
 
 NAMELESS = ("",)
-Hits = list[list[tuple[Any, ...]]]  # the answers to every input, best first: cell, (name or "", *shown), score, …
 
 
 def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
@@ -56,31 +55,32 @@ def predict(options: PredictOptions, problems: Problems, say: Say) -> Result:
     if not read.good:
         raise table.unusable(problems)
     problems.check(table, len(rows.attempted))
-    z, good = predictor.model.coefficients(read.values), read.good
+    z = predictor.model.coefficients(read.values)
     if options.pool:
-        z, first = pool_rows(z, take(rows.cells[options.pool], good))
-        read, good = read._replace(values=take(read.values, first), good=take(good, first)), take(good, first)
-    groups = take(rows.cells[group], good) if group else None
-    lists = take(rows.cells[options.candidates_for], good) if options.candidates_for else None
-    asked = Asked(z, groups, [condition.take(good) for condition in conditions], lists)
+        z, first = pool_rows(z, take(rows.cells[options.pool], read.good))
+        read = read._replace(values=take(read.values, first), good=take(read.good, first))
+    groups = take(rows.cells[group], read.good) if group else None
+    lists = take(rows.cells[options.candidates_for], read.good) if options.candidates_for else None
+    asked = Asked(z, groups, [condition.take(read.good) for condition in conditions], lists)
     hits, candidates, duplicates = _answer(predictor, asked, options, problems, say)
     taken = {"row", "input", "rank", "prediction", "name", "score", "probability", "confidence"}
     shown: dict[str, list[Any]] = {"row": rows.numbers}
     shown |= {f"kept_{name}" if name in taken else name: rows.cells[name] for name in keep}
     shown |= {"input": cells} if len(columns) == 1 else {}
     shown = {name: take(cells, read.good) for name, cells in shown.items()}
-    _write_answers(options.out, shown, hits, predictor.output.columns, split_names(options.show))
+    _write_answers(options.out, shown, hits, predictor.output.columns, split(options.show, ","))
     write_skipped(problems, without_compression(options.out).with_suffix(".skipped.csv"))
     what = f"{describe(candidates, duplicates)} ranked" if candidates else "Predictions"
     counts = {"inputs": len(hits), "candidates": candidates, "duplicates": duplicates, "skipped": len(problems.found)}
     texts: list[Any] = [f"{what} for {count_of(len(hits), 'input')}.", f"The table: {options.out}"]
     facts: dict[str, Any] = {"out": str(options.out), **counts}
-    if (conditions or lists) and (without := sum(not some for some in hits)):
-        facts["without_candidates"] = without
-        texts.insert(1, f"No candidate is possible for {count_of(without, 'input')}.")
+    unanswered = sum(not some for some in hits)
+    if (conditions or lists) and unanswered:
+        facts["without_candidates"] = unanswered
+        texts.insert(1, f"No candidate is possible for {count_of(unanswered, 'input')}.")
     if options.max_error is not None:
-        facts["left_out"] = sum(not some for some in hits)
-        texts.insert(1, f"Left out, as an answer would not be safe: {facts['left_out']} of them.")
+        facts["left_out"] = unanswered
+        texts.insert(1, f"Left out, as an answer would not be safe: {unanswered} of them.")
     if options.explain is not None:
         rule: Any = options.rule or predictor.rule
         write_reasons(predictor, options.explain, take(cells, read.good), read.values, hits, rule)
@@ -135,7 +135,7 @@ def _answer(
             "not trained on."
         )
     top, rule, conditions = options.top or TOP, cast(Rule, options.rule or predictor.rule), asked.conditions
-    shown = split_names(options.show)
+    shown = split(options.show, ",")
     if asked.lists is not None:
         return _rank_lists(predictor, z, asked.lists, top, rule)
     if options.candidates is None and not conditions:
@@ -150,7 +150,7 @@ def _answer(
         hits = _rank_shards(shards, z, top, rule, conditions, options)
         counts = sum(shards.counts), 0
     elif options.candidates is None or is_index(options.candidates):
-        index = open_index(predictor, options.candidates, describe=True)
+        index = open_index(predictor, options.candidates)
         columns = [index.names, *(index.find_cells(name) for name in shown)]
         hits = []
         for start in range(0, len(z), INPUTS):
@@ -219,7 +219,7 @@ def _rank_shards(
     shards: Shards, z: Tensor, top: int, rule: Rule, conditions: Sequence[Condition], options: PredictOptions
 ) -> Hits:
     """Return the best candidates of shards, found on a cluster if one is named."""
-    shards.check_columns(shown := split_names(options.show))
+    shards.check_columns(shown := split(options.show, ","))
     with nullcontext() if options.ray is None else connect(options.ray) as cluster:
         spread: Spread = starmap if cluster is None else cluster.starmap
         found = search_shards(shards, z, top, rule, conditions, spread)
@@ -274,7 +274,3 @@ def _write_answers(
             lines.append([*before, rank, *cells, *named[unnamed:], *(float(f"{x:.7g}") for x in numbers)])
     width = max((len(hit) for some in hits for hit in some), default=3) - 2
     write_table(path, [*shown, "rank", *predictions, *names, *("score", "probability", "confidence")[:width]], lines)
-
-
-def split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]

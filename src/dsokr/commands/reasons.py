@@ -30,11 +30,11 @@ from dsokr.rules import Rule
 INPUTS, ANSWERS = 20, 3  # on the page
 SHOWN = 30  # columns of a row
 
-Cells = Sequence[Sequence[tuple[Any, ...]]]  # the answers to every input, best first: cell, (name or "", …), score, …
+Hits = list[list[tuple[Any, ...]]]  # the answers to every input, best first: cell, (name or "", *shown), score, …
 
 
 def check_page(path: Path, what: str) -> None:
-    """Refuse a path that is not that of a page that can be written, before anything is computed."""
+    """Check, before anything is computed, that a page can be written there."""
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise InputError(f"{path}: the {what} is a page. Name it .html.")
     check_place(path)
@@ -47,16 +47,16 @@ def explain_answer(predictor: Predictor, input: str, output: str, rule: Rule) ->
     return Reasons(why, _color_output(predictor.output, output, why), _color_input(predictor, input, X, Y, rule))
 
 
-def write_reasons(predictor: Predictor, path: Path, inputs: Sequence[str], X: Any, hits: Cells, rule: Rule) -> None:
+def write_reasons(predictor: Predictor, path: Path, inputs: Sequence[str], X: Any, hits: Hits, rule: Rule) -> None:
     """Write the page for the first inputs, given as cells and as values, and the first of their answers."""
     hits = [some[:ANSWERS] for some in hits[:INPUTS]]
     rows = np.repeat(np.arange(len(hits)), [len(some) for some in hits])
-    cells = [cell for some in hits for cell, *_ in some]
-    Y = predictor.output.parse_all(cells, "Answer")
+    flat = [hit for some in hits for hit in some]
+    Y = predictor.output.parse_all([cell for cell, *_ in flat], "Answer")
     found = explain(predictor.model, take(X, rows), Y, rule=rule)
     answers = [
         Answer(_color_output(predictor.output, cell, one).html(), named[0] or shorten(cell), one)
-        for (cell, named, *_), one in zip((hit for some in hits for hit in some), found, strict=True)
+        for (cell, named, *_), one in zip(flat, found, strict=True)
     ]
     cases = []
     for row, cell in enumerate(inputs[: len(hits)]):
