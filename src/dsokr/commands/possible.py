@@ -37,7 +37,7 @@ SIGNS: Mapping[type, Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-NEUTRAL = {"neutral_mass": ["precursor_mz", "adduct"]}  # a column of inputs that is computed from others
+MASS, MASS_FROM = "neutral_mass", ["precursor_mz", "adduct"]  # a column of inputs that is computed from others
 OF_MOLECULES = ("formula", "exact_mass")  # columns that are computed where a file has none of this name
 
 
@@ -51,30 +51,29 @@ class Wish:
     share: float | None = None  # of the number itself
 
     def names(self, table: Table) -> list[str]:
-        """The columns of the inputs that are needed."""
+        """Return the columns of the inputs that it needs."""
         if self.tolerance is None or self.formula in table.columns:
             return table.check_columns([self.formula])
         names = [node.id for node in ast.walk(self._parse()) if isinstance(node, ast.Name)]
-        needed = ([name] if name in table.columns else NEUTRAL.get(name, [name]) for name in names)
+        needed = (MASS_FROM if name == MASS and name not in table.columns else [name] for name in names)
         return table.check_columns([*chain.from_iterable(needed)])
 
     def compute(self, rows: Rows, problems: Problems) -> Condition:
-        """The values that the candidates of every row must have; rows for which they are unknown are problems."""
+        """Return what the candidates of every row must have; rows for which that is unknown are problems."""
         if self.tolerance is None:
             return Condition.equal(self.column, rows.cells[self.formula])
         names = self.names(rows.table)
         numbers = {name: as_numbers(rows.cells[name]) for name in names}
-        if "neutral_mass" not in names and set(NEUTRAL["neutral_mass"]) <= set(names):
-            numbers["neutral_mass"] = np.array(
-                [_find_mass(*row) for row in zip(*(rows.cells[name] for name in NEUTRAL["neutral_mass"]), strict=True)]
-            )
+        if MASS not in names and {*MASS_FROM} <= {*names}:
+            pairs = zip(*(rows.cells[name] for name in MASS_FROM), strict=True)
+            numbers[MASS] = np.array([_find_mass(*pair) for pair in pairs])
         with np.errstate(divide="ignore", invalid="ignore"):
             middle = numbers[self.formula] if self.formula in names else _compute(self._parse().body, numbers)
         middle = np.broadcast_to(middle, len(rows.numbers))
         for at in np.flatnonzero(~np.isfinite(middle)):
             cells = (f"{name} is {shorten(rows.cells[name][at])!r}" for name in names)
             reason = f"{self.formula} is not a number here: {', '.join(cells)}."
-            reason += " Adducts are written like [M+H]+." * ("neutral_mass" in numbers)
+            reason += " Adducts are written like [M+H]+." * (MASS in numbers)
             problems.add(rows.table, rows.numbers[at], ", ".join(names), reason)
         width = self.tolerance if self.share is None else np.abs(middle) * self.share
         return Condition.within(self.column, middle - width, middle + width)
