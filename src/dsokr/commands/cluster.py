@@ -20,7 +20,6 @@ from dsokr.errors import DSOKRError, InputError, import_extra
 ADDRESS = re.compile(r"(?P<host>[^:/\s]+):(?P<port>\d+)")
 SECONDS = 5.0  # to wait for an answer from an address
 RETRIES = 5  # of a call whose worker dies
-DIED = ("OutOfMemoryError", "WorkerCrashedError")
 
 
 @contextmanager
@@ -121,9 +120,9 @@ class Cluster:
             if isinstance(error.cause, MemoryError):
                 raise _lack_memory() from error
             raise
+        except (errors.OutOfMemoryError, errors.WorkerCrashedError) as error:
+            raise _lack_memory() from error
         except errors.RayError as error:
-            if type(error).__name__ in DIED:
-                raise _lack_memory() from error
             raise InputError(f"The Ray cluster failed: {str(error).strip().partition(chr(10))[0]}") from error
 
 
