@@ -52,7 +52,7 @@ READ_BY = {  # networks by the kind of inputs that they read
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Inputs and outputs: the numbers of their rows, their cells, and the values of these."""
+    """Pairs of inputs and outputs: row numbers, cells and values."""
 
     rows: list[int]
     inputs: list[str]
@@ -280,8 +280,8 @@ def find_gamma(ys: Any, power: int) -> float:
 
 def check_options(options: FitOptions) -> None:
     """Refuse options that exclude each other, and an encoder that is neither a folder nor a name on the hub."""
-    ways = {f"--{name}": value for name in ("regressor", "network", "encoder") if (value := getattr(options, name))}
-    given = [name for name, value in ways.items() if value != "auto"]
+    ways = "regressor", "network", "encoder"
+    given = [f"--{name}" for name in ways if getattr(options, name) not in ("", "auto")]
     if len(given) > 1:
         raise InputError(f"{given[0]} and {given[1]} exclude each other: each says what reads the inputs.")
     Auto(options.budget)
