@@ -1,4 +1,4 @@
-"""Tables on disk, in any of the formats, and the rows of them that cannot be used.
+"""Tables on disk in any supported format, and the rows that cannot be used.
 
 Tables are read in blocks, so that a library of millions of molecules is never in memory at once. Rows are numbered as
 a spreadsheet shows them. All cells are text.
