@@ -33,7 +33,7 @@ _chem = partial(import_module, "dsokr.chem")  # needs RDKit
 
 @dataclass(frozen=True)
 class Vector(OutputKind):
-    """Numbers, in one column or several: centred and scaled as in training, or ``sparse`` and as they are.
+    """Numbers, in one column or several: centred and scaled as in training, or ``sparse`` and unscaled.
 
     >>> kind = Vector().adapt(["1 10", "3 30"])
     >>> kind.read(["2 20", "two"])
@@ -119,7 +119,7 @@ class SmilesLetters(Letters):
 
 @dataclass(frozen=True)
 class Image(Kind):
-    """Pictures by their paths, relative to the table; resized, grey or in colour as those of training are."""
+    """Pictures named by their paths, relative to the table; resized, and grey or in colour as in training."""
 
     name: ClassVar[str] = "image"
     side: int = 64  # pixels
@@ -146,7 +146,7 @@ class Image(Kind):
 
 @dataclass(frozen=True)
 class Peaks(Kind):
-    """Spectra as peaks, mz:intensity, in bins; with the m/z of the precursor in a second column, also its losses.
+    """Spectra as binned peaks, mz:intensity; with the m/z of the precursor in a second column, also neutral losses.
 
     >>> Peaks(heaviest=200.0, width=1.0).read(["50.2:100 80.1:400", "50.2"]).bad
     {1: "A peak must be an m/z and an intensity. Got '50.2'."}

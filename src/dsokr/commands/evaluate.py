@@ -1,4 +1,4 @@
-"""How good a predictor is: in numbers that suit the kind of its outputs, in words, and as an HTML report."""
+"""Evaluation of a predictor: metrics that suit its outputs, a summary in words, and an HTML report."""
 
 from __future__ import annotations
 
@@ -166,10 +166,10 @@ def rank_possible(
     columns: Mapping[str, list[str]],
     conditions: Sequence[Condition],
 ) -> tuple[dict[str, float], list[int]]:
-    """Rank the right answers among the candidates that are possible for each: metrics, also by the number of these.
+    """Rank every right answer among the candidates that are possible for its input.
 
-    The overall ones are those of inputs with two candidates or more. Returned are also the places of the best
-    candidates, −1 where none is possible.
+    Return the metrics, overall and by the number of candidates, and the places of the best candidates, −1 where none is
+    possible. The overall metrics are those of inputs with two candidates or more.
     """
     cells = list(pool.values())
     pools = Columns.of(complete(predictor.output, cells, columns)).find(conditions)

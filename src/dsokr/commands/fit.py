@@ -220,7 +220,7 @@ def _split(
 
 
 def _set_aside(valid: Pairs | None, seed: int) -> tuple[Pairs | None, Pairs | None]:
-    """Divide many validation pairs: half to choose by, and half that no choice depends on, to calibrate and test."""
+    """Divide validation pairs, if there are many: half to make choices by, and the other half to calibrate and test."""
     if valid is None or len(valid) < CALIBRATED:
         return valid, None
     rows = range(len(valid))
@@ -284,7 +284,7 @@ def _check_replaced(options: FitOptions, predictor: Predictor, say: Say) -> None
 
 
 def _plan(options: FitOptions, predictor: Predictor, pairs: tuple[Pairs | None, ...], draft: Path, say: Say) -> None:
-    """Write down what is trained on what; an interrupted run of the same is resumed, one of another refused."""
+    """Record what is trained on which data. Resume an interrupted run of the same; refuse to replace any other."""
     note, model = draft / "plan.json", predictor.model
     data = [some and (some.inputs, some.outputs, some.groups) for some in pairs]
     parts = model.kernel, model.sketch, model.regressor, model.decoder, predictor.input, predictor.output

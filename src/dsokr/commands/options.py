@@ -15,7 +15,7 @@ Say = Callable[..., None]  # prints a line; with ``passing=True`` one that the n
 
 
 class Result(NamedTuple):
-    """What a command found out: facts for a program, and texts or tables for people."""
+    """What a command returns: facts for programs, and texts or tables for people."""
 
     facts: dict[str, Any]
     texts: list[Any]

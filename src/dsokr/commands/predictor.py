@@ -1,6 +1,6 @@
-"""A model together with the kinds of its inputs and outputs: from cells to cells; and the parts it is made of.
+"""A predictor from cells to cells, and how its parts are chosen.
 
-Options name parts as expressions; those that they leave open are chosen to suit the data.
+Options name parts as expressions; parts that they leave open are chosen to suit the data.
 """
 
 from __future__ import annotations

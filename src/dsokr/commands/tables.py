@@ -54,7 +54,7 @@ class Problems:
         self.found.setdefault((problem.file, row), problem)
 
     def check(self, table: Table, rows: int) -> None:
-        """Refuse to lose too many of the rows read so far. Call it once all problems of a block are known."""
+        """Raise if too many of the rows read so far are lost. Call it when all problems of a block are known."""
         lost = len(self.found) and sum(file == str(table.path) for file, _ in self.found)
         if lost <= self.share * rows or (self.share and lost == rows):  # if all are bad, the reader says so
             return
@@ -115,7 +115,7 @@ class Table:
         self.columns = [name.strip() for name in header]
 
     def place(self, row: int) -> str:
-        """Say where a row is."""
+        """Describe where a row is."""
         return f"row {row}" + (f" (the header is row {self.header_row})" if self.header_row else "")
 
     def check_columns(self, names: Iterable[str]) -> list[str]:
