@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 
 from dsokr.compute import compiled
 from dsokr.decoders.moves import Moves, Neighbors
 from dsokr.decoders.objective import Objective, Term
-from dsokr.decoders.pieces import Pieces, concatenate_pieces, cut, root_at_all_nodes
+from dsokr.decoders.pieces import NOTHING, Pieces, concatenate_pieces, cut, root_at_all_nodes
 from dsokr.graphs import GraphBatch
 
 JOINED = 256  # pairs of pieces, those of the best estimates, that are joined for each graph
 FREQUENT = 32  # features counted one by one to estimate ‖φ‖; of others each node has its own
-
-
-@runtime_checkable
-class HasStars(Protocol):
-    """A domain that knows which edges a node can have."""
-
-    edge_labels: tuple[int, ...]
-
-    @property
-    def star_names(self) -> np.ndarray: ...
 
 
 class Crossover:
@@ -34,11 +22,13 @@ class Crossover:
     """
 
     def __init__(self, objective: Objective, library: GraphBatch, rows: np.ndarray, moves: Moves):
-        self.objective, self.stars = objective, moves if isinstance(moves, HasStars) and len(moves.star_names) else None
+        self.objective = objective
+        self.stars = getattr(moves, "star_names", np.empty(0, np.uint64))  # empty if the domain does not restrict them
+        self.edge_labels = np.array(getattr(moves, "edge_labels", ()), np.int64)
         pieces = cut(library).distinct(rows)
         pieces = pieces.take(np.argsort(rows[pieces.owners], kind="stable"))
-        if self.stars is not None:
-            pieces = pieces.open(np.array(self.stars.edge_labels), self.stars.star_names)
+        if len(self.stars):
+            pieces = pieces.open(self.edge_labels, self.stars)
         self.frequent = [_find_frequent(term, library) for term in objective.terms]
         self.library, self.rows = pieces, rows[pieces.owners]
         self.vectors = self._describe(pieces, rows)
@@ -46,9 +36,8 @@ class Crossover:
     def neighbors(self, graphs: GraphBatch, owners: np.ndarray) -> Neighbors:
         """Graphs that differ from the given ones, each for an input, in one piece."""
         pieces = cut(graphs)
-        if self.stars is not None:
-            labels, names = np.array(self.stars.edge_labels), self.stars.star_names
-            pieces = concatenate_pieces(pieces, root_at_all_nodes(graphs)).open(labels, names)
+        if len(self.stars):
+            pieces = concatenate_pieces(pieces, root_at_all_nodes(graphs)).open(self.edge_labels, self.stars)
         vectors, made = self._describe(pieces, owners), []
         for at in range(len(graphs)):
             own = np.flatnonzero(pieces.owners == at)
@@ -64,12 +53,9 @@ class Crossover:
         return Neighbors(pieces.join(self.library, a, b), pieces.owners[a])
 
     def remove(self, graphs: GraphBatch) -> Neighbors:
-        """Graphs without one of their pieces."""
+        """Graphs without one of their pieces; none if the domain does not say which stars there may be."""
         pieces = cut(graphs)
-        if self.stars is None:
-            pieces = pieces.take(np.arange(0))
-        else:
-            pieces = pieces._replace(labels=np.full(len(pieces.labels), -1)).open(np.array([-1]), self.stars.star_names)
+        pieces = pieces._replace(labels=np.full(len(pieces.labels), NOTHING)).open(np.array([NOTHING]), self.stars)
         at = np.arange(len(pieces.labels))
         nothing = pieces._replace(starts=np.zeros(len(at) + 1, np.int64), nodes=pieces.nodes[:0])
         return Neighbors(pieces.join(nothing, at, at), pieces.owners)
