@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
 from dsokr.compute import compiled
 from dsokr.graphs import GraphBatch, gather
@@ -44,7 +45,8 @@ class Pieces(NamedTuple):
 
     def sum(self, rows: np.ndarray) -> np.ndarray:  # (nodes of the batch, d) -> (pieces, d)
         """The sum of the rows of a piece's nodes."""
-        return _sum(self.starts, self.nodes, rows)
+        ones = np.ones(len(self.nodes), rows.dtype)
+        return sp.csr_array((ones, self.nodes, self.starts), shape=(len(self.labels), len(rows))) @ rows
 
     def join(self, others: Pieces, a: np.ndarray, b: np.ndarray) -> GraphBatch:
         """Join pieces a[i] and others[b[i]] by an edge between their roots; it has the label of the first piece."""
@@ -180,16 +182,6 @@ def _have_stars(pieces, stars):  # type: ignore[no-untyped-def] # compiled
                 around += mix(edge_labels[k])
         found[p] = has_star(stars, labels[root], around)
     return found
-
-
-@compiled
-def _sum(starts: np.ndarray, nodes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    out = np.zeros((len(starts) - 1, rows.shape[1]), np.float32)
-    for p in range(len(out)):
-        for v in nodes[starts[p] : starts[p + 1]]:
-            for k in range(rows.shape[1]):
-                out[p, k] += rows[v, k]
-    return out
 
 
 @compiled
