@@ -43,8 +43,10 @@ def _has_sides(matrix: np.ndarray, edges: int) -> bool:
         for b in range(back):
             branches[b] = _find_branch(height, parent, v, tails[b], ends[b], n + b)
         _choose_sides(chosen, branches, ends, nearest)
-    own = np.arange(0, 2 * back, 2)
-    return not (_find_roots(chosen, own) == _find_roots(chosen, own + 1)).any()
+    found = True
+    for b in range(back):
+        found &= _find_root(chosen, 2 * b) != _find_root(chosen, 2 * b + 1)
+    return found
 
 
 @compiled
@@ -98,11 +100,6 @@ def _choose_sides(chosen: np.ndarray, branches: np.ndarray, ends: np.ndarray, ne
                 first = 2 * b + side if first < 0 else first
                 chosen[_find_root(chosen, 2 * b + side)] = _find_root(chosen, first)
                 chosen[_find_root(chosen, 2 * b + 1 - side)] = _find_root(chosen, first ^ 1)
-
-
-@compiled
-def _find_roots(chosen: np.ndarray, at: np.ndarray) -> np.ndarray:
-    return np.array([_find_root(chosen, i) for i in at])
 
 
 @compiled
