@@ -11,7 +11,7 @@ from dsokr import decoders, sketch_basis, sketches
 from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, LabelledGraphs, Molecules
 from dsokr.decoders.base import bound_scores
 from dsokr.decoders.crossover import Crossover
-from dsokr.decoders.objective import DIRECTIONS, Objective, split_terms
+from dsokr.decoders.objective import DIRECTIONS, Objective
 from dsokr.decoders.pieces import NOTHING, cut, name_stars, root_at_all_nodes
 from dsokr.errors import InputError
 from dsokr.graphs import Graph, GraphBatch, to_networkx
@@ -69,7 +69,7 @@ def _sides(pieces, graphs) -> tuple[np.ndarray, np.ndarray]:
 def test_the_estimate_of_two_sides_is_the_score_of_the_graph(kernel, rule, graphs):
     basis = sketch_basis(kernel, graphs, sketches.SubSample(40), generator=Generator().manual_seed(0))
     z = basis.embed(graphs[:3]) + 0.01
-    objective = Objective.of(basis, tuple(split_terms(kernel, GraphBatch.of(basis.anchors))), rule, z).select(0, 3)
+    objective = Objective.of(basis, rule, z).select(0, 3)
     some, owners = graphs[:3], np.arange(3)
     crossover = Crossover(objective, some, owners, Molecules())
     pieces = cut(some)
@@ -86,7 +86,7 @@ def test_the_estimate_of_two_sides_is_the_score_of_the_graph(kernel, rule, graph
 def test_scores_are_those_of_the_rule(rule, size, graphs):
     basis = sketch_basis(WL, graphs, sketches.SubSample(size), generator=Generator().manual_seed(0))
     z, owners = basis.embed(graphs[:5]) + 0.02, np.arange(len(graphs)) % 5
-    objective = Objective.of(basis, tuple(split_terms(WL, GraphBatch.of(basis.anchors))), rule, z).select(0, 5)
+    objective = Objective.of(basis, rule, z).select(0, 5)
     expected = basis.score(z, graphs, rule)[owners, np.arange(len(graphs))].numpy()
     found, _ = objective.score(owners, graphs)
     if rule == "kernel" or basis.dim <= DIRECTIONS:

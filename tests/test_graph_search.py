@@ -11,7 +11,7 @@ from torch import Generator
 from dsokr import DSOKR, Graph, kernels, sketch_basis, sketches
 from dsokr.decoders import Candidates, EmbeddedOutputs, GraphSearch, LabelledGraphs, Molecules, Moves, Neighbors
 from dsokr.decoders.graphs import Pool
-from dsokr.decoders.objective import Objective, split_terms
+from dsokr.decoders.objective import Objective
 from dsokr.errors import InputError
 from dsokr.graphs import GraphBatch
 from dsokr.kernels import NSPD, ShortestPath, WeisfeilerLehman
@@ -110,8 +110,7 @@ def test_scores_are_those_of_the_basis(kernel, parents, near):
     anchors = GraphBatch.of(molecules.generate(30, seed=5, max_atoms=7))
     basis = sketch_basis(kernel, anchors, sketches.SubSample(20), generator=Generator().manual_seed(0))
     z = basis.embed(parents) + 0.1
-    terms = tuple(split_terms(kernel, GraphBatch.of(basis.anchors)))
-    objective = Objective.of(basis, terms, "kernel", z).select(0, len(z))
+    objective = Objective.of(basis, "kernel", z).select(0, len(z))
     scores, names = objective.score(near.origins, near.graphs)
     truth = basis.score(z, near.graphs)[near.origins, np.arange(len(near.origins))].numpy()
     np.testing.assert_allclose(scores, truth, rtol=1e-5, atol=1e-5)  # weights are in single precision
@@ -145,9 +144,8 @@ def test_edits_score_as_the_graphs_that_they_lead_to(domain, edge_labels, rule):
     moves, graphs = DOMAINS[domain]
     kernel = sum((WeisfeilerLehman(t, edge_labels).normalized() for t in range(1, 4)), WeisfeilerLehman(0, edge_labels))
     basis = sketch_basis(kernel, graphs[:50], sketches.SubSample(40), generator=Generator().manual_seed(0))
-    terms = tuple(split_terms(kernel, GraphBatch.of(basis.anchors)))
     parents = graphs[40:]
-    objective = Objective.of(basis, terms, rule, basis.embed(parents) + 0.1).select(0, len(parents))
+    objective = Objective.of(basis, rule, basis.embed(parents) + 0.1).select(0, len(parents))
     owners = np.random.default_rng(0).permutation(len(parents))
     edits = moves.list_edits(parents)
     scores, names = objective.score_edits(owners, edits)

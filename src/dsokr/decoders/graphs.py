@@ -17,7 +17,7 @@ from dsokr.decoders.base import Decoder, Found, choose_best
 from dsokr.decoders.crossover import Crossover
 from dsokr.decoders.familiar import Familiar
 from dsokr.decoders.moves import Edits, Molecules, Moves, Neighbors
-from dsokr.decoders.objective import Objective, Term, split_terms
+from dsokr.decoders.objective import Objective
 from dsokr.decoders.restricted import Restricted
 from dsokr.decoders.scan import EmbeddedOutputs
 from dsokr.errors import InputError, check_fields
@@ -104,10 +104,6 @@ class GraphSearch(Decoder):
                 f"of them. Got {kernel!r}. Use Candidates()."
             )
 
-    def _terms(self, basis: SketchedBasis) -> tuple[Term, ...]:
-        assert isinstance(basis.kernel, FeatureKernel)
-        return tuple(split_terms(basis.kernel, GraphBatch.of(basis.anchors)))
-
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         return self.search(basis, z, known, 1)[:2]
 
@@ -122,7 +118,7 @@ class GraphSearch(Decoder):
         best = GraphBatch.of(take(allowed.outputs, nearest.indices.flatten()))
         guide: Rule = rule if self.pieces else "kernel"
         search = self._within(known)
-        found = search._search(Objective.of(basis, self._terms(basis), guide, z), best, starts, k)
+        found = search._search(Objective.of(basis, guide, z), best, starts, k)
         if limits is not None and len(missing := np.setdiff1d(np.arange(len(z)), found.owners)):
             raise InputError(
                 f"The search found no molecule with {limits.describe()} for row {missing[0]}. "
@@ -185,10 +181,11 @@ class GraphSearch(Decoder):
         spent, pool, seen = np.bincount(pool.owners, minlength=inputs), pool.best(beam), pool.identify()
         reach = np.zeros(inputs)
         while time.monotonic() < deadline:
-            active = spent < self.budget
-            if k == 1:
-                active[pool.owners[(pool.scores >= bounds[pool.owners]) & (pool.distances == 0)]] = False
-            if not len(front := pool.frontier(active, repairs)):
+            active, done = spent < self.budget, pool.distances == 0
+            if not repairs:
+                done &= (k == 1) & (pool.scores >= bounds[pool.owners])
+            active[pool.owners[done]] = False
+            if not len(front := pool.frontier(active)):
                 break
             pool.expanded[front] = True
             graphs, owners = pool.graphs[front], pool.owners[front]
@@ -277,12 +274,7 @@ class Pool(NamedTuple):
     def apply_edits(self) -> Pool:
         return self._replace(graphs=self.graphs.results) if isinstance(self.graphs, Edits) else self
 
-    def frontier(self, active: np.ndarray, repairs: bool = False) -> np.ndarray:
-        """The positions to expand next: for every active input, the best graph that is not expanded.
-
-        To repair, inputs are active only until they have a graph that meets the restriction.
-        """
-        if repairs:
-            active[self.owners[self.distances == 0]] = False
+    def frontier(self, active: np.ndarray) -> np.ndarray:
+        """The positions to expand next: for every active input, the best graph that is not expanded."""
         waiting = np.flatnonzero(~self.expanded & active[self.owners])
         return waiting[np.unique(self.owners[waiting], return_index=True)[1]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import numpy as np
 import torch
@@ -110,7 +110,8 @@ class Objective:
     limits: Restricted | None = None  # graphs that are nearer to it come first
 
     @staticmethod
-    def of(basis: SketchedBasis, terms: tuple[Term, ...], rule: Rule, z: Tensor) -> Objective:
+    def of(basis: SketchedBasis, rule: Rule, z: Tensor) -> Objective:
+        terms = tuple(split_terms(cast(FeatureKernel, basis.kernel), GraphBatch.of(basis.anchors)))
         if rule == "kernel":
             return Objective(basis, terms, rule, z, (), np.empty((len(z), 0), np.float32))
         p = basis.dim
