@@ -79,6 +79,14 @@ def _append(molecule: Molecule, entries: tuple[Any, ...]) -> None:
 
 
 @compiled
+def _list_bonded(matrix: np.ndarray, i: int) -> np.ndarray:
+    """The atoms bonded to atom i."""
+    row = matrix[i].copy()
+    row[i] = 0
+    return np.flatnonzero(row)
+
+
+@compiled
 def _replace(molecule: Molecule) -> None:
     """Change the element of an atom."""
     for i in range(molecule.n):
@@ -140,9 +148,7 @@ def _cross(molecule: Molecule) -> None:
 def _remove(molecule: Molecule) -> None:
     """Remove an atom with at most one bond, or one between two others, which are then bonded."""
     for i in range(molecule.n):
-        row = molecule.matrix[i].copy()
-        row[i] = 0
-        around = np.flatnonzero(row)
+        around = _list_bonded(molecule.matrix, i)
         if len(around) == 2 and not molecule.matrix[around[0], around[1]]:
             j, k = around
             _append(molecule, (i, j, 0, i, k, 0, j, k, 1, i, i, 0))
@@ -199,9 +205,7 @@ def _insert(molecule: Molecule) -> None:
 def _cut_out(molecule: Molecule) -> None:
     """Remove an atom and all its bonds, up to five: more edits than one remove the others."""
     for i in range(molecule.n):
-        row = molecule.matrix[i].copy()
-        row[i] = 0
-        around = np.flatnonzero(row)
+        around = _list_bonded(molecule.matrix, i)
         if 1 < len(around) < WIDTH // 3:
             at = molecule.listed[0]
             _append(molecule, (i, i, 0))
@@ -240,12 +244,12 @@ def _move_atom(molecule: Molecule) -> None:
     """Insert an end of the molecule into a single bond, or move an atom between two others, which are then bonded."""
     matrix = molecule.matrix
     for i in range(molecule.n):
-        row = matrix[i].copy()
-        row[i] = 0
-        around = np.flatnonzero(row)
-        if row.max() != 1 or len(around) > 2 or (len(around) == 2 and matrix[around[0], around[1]]):
+        around = _list_bonded(matrix, i)
+        if len(around) != 1 and len(around) != 2:
             continue
         j, k = around[0], around[-1]
+        if matrix[i, j] != 1 or matrix[i, k] != 1 or (j != k and matrix[j, k]):
+            continue
         for m, p in molecule.pairs:
             if m != i and p != i and matrix[m, p] == 1:
                 if j == k:
