@@ -68,12 +68,15 @@ class Scan:
         factor, offset = affine(self.rule, diag, squared)
         block = _Block(psi, squared, factor, offset + bonus)
         step = QUERIES if self.z.device.type == "cpu" else 16 * QUERIES
-        for start in range(0, len(self.z) if pairs is None else 0, step):
-            self._add(block, slice(start, start + step))
-        if pairs is not None:
+        parts = [slice(start, start + step) for start in range(0, len(self.z), step)]
+        if self.finds_ties and self.seen == 0:
+            for rows in parts:
+                self.ties.offset[rows], self.ties.unit[rows] = Ties.of(block.score_some(self.z[rows]))
+        if pairs is None:
+            for rows in parts:
+                self._add(block, rows)
+        else:
             self.has_pools = True  # so that rows may have fewer than k
-            if self.finds_ties and self.seen == 0:
-                self.ties = Ties.of(block.score_some(self.z))
             for query, candidate in zip(*(part.split(MERGED) for part in pairs), strict=True):
                 self._merge(query, candidate, block)
         self.seen += len(psi)
@@ -81,8 +84,6 @@ class Scan:
     def _add(self, block: _Block, rows: slice) -> None:
         """Add candidates for some rows of z."""
         scores, scale, error = block.score_fast(self.z[rows])
-        if self.finds_ties and self.seen == 0:
-            self.ties.offset[rows], self.ties.unit[rows] = Ties.of(block.score_some(self.z[rows]))
         if self.seen < self.k:  # the best k so far are not full, but a block can contribute no more than its best k
             floor = scores.topk(min(self.k, scores.shape[1]), dim=1).values[:, -1:] - 2 * error
         else:
@@ -156,13 +157,12 @@ def multiply_pairs(z: Tensor, psi: Tensor, query: Tensor, candidate: Tensor) -> 
     return torch.cat([torch.einsum("hp,hp->h", z[q], psi[c].double()) for q, c in parts])
 
 
-def check_scores(scores: Tensor) -> Tensor:  # (n, k)
-    """Return the scores if they are finite."""
+def check_scores(scores: Tensor) -> None:  # (n, k)
+    """Raise an ``InputError`` if scores are not finite."""
     finite = torch.isfinite(scores).all(dim=1)
     if not finite.all():
         at = int((~finite).nonzero()[0])
         raise InputError(f"The scores of candidates are not finite in row {at}. Rescale the outputs.")
-    return scores
 
 
 def top_of_blocks(blocks: Iterable[Tensor], k: int) -> Tensor:  # (n, b) each -> (n, k), or all if they are fewer
