@@ -95,10 +95,8 @@ class RankingDecoder(Decoder):
 
         The score of a full ranking is then t² (2⟨w, e(σ)⟩ − ‖e(σ)‖²).
         """
-        c = combine_anchors(basis, z)
-        if not isinstance(basis.kernel, self.kernel):
-            c = c * self._scale(basis, basis.anchors) / self._scale(basis, _any_ranking(basis))
-        return c @ self.kernel().embedding(basis.anchors)
+        scales = self._scale(basis, basis.anchors) / self._scale(basis, _any_ranking(basis))
+        return combine_anchors(basis, z) * scales @ self.kernel().embedding(basis.anchors)
 
     def _scale(self, basis: SketchedBasis, rankings: Tensor) -> Tensor:  # (n,)
         """t(σ) = √k(σ, σ) / ‖e(σ)‖: constant if the kernel is scaled, ‖e(σ)‖⁻¹ if it is normalised."""
@@ -227,13 +225,10 @@ class Kemeny(RankingDecoder):
         return self._scale(basis, full).square() * (2 * largest - self.kernel().diag(full))
 
     def maximize(self, w: Floats, start: Floats) -> Integers:
-        d = start.shape[1]
-        first, second = np.triu_indices(d, 1)
         positions = np.empty(start.shape, np.int64)
 
         def work(begin: int, end: int) -> None:
-            before = np.zeros((end - begin, d, d))  # [:, i, j] is what i before j adds
-            before[:, first, second], before[:, second, first] = w[begin:end], -w[begin:end]
+            before = _compare_items(w[begin:end], start.shape[1])
             by_wins, group = _find_groups(before)
             by_start = np.lexsort((start[begin:end], group), axis=1)
             for row in range(end - begin):
@@ -246,9 +241,7 @@ class Kemeny(RankingDecoder):
     def maximize_several(self, w: Floats, best: Integers, k: int) -> Integers:
         """Move single items, from the best ranking on; always the best ranking that is not yet changed. No proof."""
         d = len(best)
-        before = np.zeros((d, d))
-        before[np.triu_indices(d, 1)] = w
-        before -= before.T
+        before = _compare_items(w[None], d)[0]
         order = tuple(np.argsort(best).tolist())
         seen, heap = {order: 0.0}, [(0.0, order)]
         for _ in range(k):
@@ -263,6 +256,13 @@ class Kemeny(RankingDecoder):
             if not heap:
                 break
         return np.argsort(nlargest(k, seen, key=seen.__getitem__), axis=1)
+
+
+def _compare_items(w: Floats, d: int) -> Floats:  # (n, d (d − 1) / 2) -> (n, d, d)
+    """What item i before item j adds to the score, for every pair (i, j)."""
+    before, (first, second) = np.zeros((len(w), d, d)), np.triu_indices(d, 1)
+    before[:, first, second], before[:, second, first] = w, -w
+    return before
 
 
 def _gain_by_moves(before: Floats) -> Floats:  # (d, d) -> (d, d)
