@@ -11,7 +11,7 @@ from dsokr.decoders.pieces import NOTHING, Pieces, concatenate_pieces, cut, root
 from dsokr.graphs import GraphBatch
 
 JOINED = 256  # pairs of pieces, those of the best estimates, that are joined for each graph
-FREQUENT = 32  # features counted one by one to estimate ‖φ‖; of others each node has its own
+FREQUENT = 32  # features counted one by one to estimate ‖φ‖; the others are taken to differ from node to node
 
 
 class Crossover:

@@ -16,7 +16,7 @@ WIDTH = 1 + 3 * 6  # of an edit: it sets up to six entries
 
 
 class Domain(NamedTuple):
-    """What compiled code needs to know of a domain."""
+    """What compiled code needs to know about a domain."""
 
     elements: np.ndarray
     valences: np.ndarray
@@ -46,7 +46,7 @@ class Molecule(NamedTuple):
 
 @compiled
 def list_edits(molecule: Molecule) -> None:
-    """Fill in the edits of a molecule: all that are valid, and others."""
+    """List the edits of a molecule: all that are valid, and some that are not."""
     _replace(molecule)
     _change_pair(molecule)
     _move_bond(molecule)

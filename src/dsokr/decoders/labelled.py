@@ -120,7 +120,7 @@ def _hold_for_all(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:  # (item
 
 
 def _order(labels: np.ndarray) -> tuple[int, ...]:
-    """The different labels, the most frequent first."""
+    """The distinct labels, the most frequent first."""
     own, counts = np.unique(labels, return_counts=True)
     return tuple(own[np.argsort(-counts, kind="stable")].tolist())
 

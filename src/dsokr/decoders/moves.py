@@ -72,7 +72,7 @@ class Molecules:
         return Edits.of(graphs, domain)
 
     def contains(self, graphs: GraphBatch) -> np.ndarray:  # (graphs,)
-        """Which of the graphs that two molecules' pieces make are small enough."""
+        """Which graphs, made of pieces of two molecules, are small enough."""
         return np.diff(graphs.offsets) <= self.max_atoms
 
 
@@ -145,7 +145,7 @@ def _list_valid(graphs, domain):  # type: ignore[no-untyped-def] # compiled
 
 @inlined
 def _set(trial, taken, around, costs, i, j, value):  # type: ignore[no-untyped-def] # compiled
-    """Set an entry; keep up what bonds take of valences, and the sums of the names of bonds, of every atom."""
+    """Set an entry; update what bonds take of each atom's valence, and the sum of the names of its bonds."""
     was = trial[i, j]
     trial[i, j] = trial[j, i] = value
     if i != j and value != was:
@@ -199,7 +199,7 @@ def _apply(graphs, rows, origins):  # type: ignore[no-untyped-def] # compiled
 
 @compiled
 def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, domain: Domain) -> int:
-    """No molecule has more edits: by kind, those of one atom, two atoms, a bond, two bonds, and rings."""
+    """A bound on the number of edits of a molecule: of one atom, two atoms, a bond, two bonds, and rings."""
     bonds, double, elements, orders = len(pairs), (matrix == 2).sum(), len(domain.elements), len(domain.costs)
     moved = bonds * n * n + n * (n + bonds)
     joined = (1 + bonds * (1 + n)) * elements
@@ -211,7 +211,7 @@ def _bound_edits(matrix: np.ndarray, pairs: np.ndarray, n: int, domain: Domain) 
 def _is_valid(domain, edit, trial, taken, around, pairs):  # type: ignore[no-untyped-def] # compiled
     """Whether the atoms that an edit touched keep their valences, and the domain's other conditions hold.
 
-    ``pairs`` are those bonded before it, and room for those that it sets.
+    ``pairs`` lists the atoms bonded before the edit, and has room for those that it bonds.
     """
     breaks, makes, bonds = False, False, len(pairs) - WIDTH // 3
     for k in range(1, 1 + 3 * edit[0], 3):

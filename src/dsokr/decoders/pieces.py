@@ -1,4 +1,4 @@
-"""Pieces of graphs that hang on one edge, and the graphs that two of them make: crossover of labelled graphs."""
+"""Cut labelled graphs at single edges, and join two of the pieces into a new graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dsokr.compute import compiled
 from dsokr.graphs import GraphBatch, gather
 from dsokr.kernels.hashing import mix, pair
 
-NOTHING = -1  # as the label of an edge: none
+NOTHING = -1  # in place of the label of an edge: there is none
 
 
 class Pieces(NamedTuple):
@@ -85,7 +85,7 @@ def root_at_all_nodes(graphs: GraphBatch) -> Pieces:
 
 
 def concatenate_pieces(a: Pieces, b: Pieces) -> Pieces:
-    """All pieces of both, which are of the same graphs."""
+    """All pieces of a, then those of b; both are of the same graphs."""
     starts = np.append(a.starts, a.starts[-1] + b.starts[1:])
     owners, labels = np.append(a.owners, b.owners), np.append(a.labels, b.labels)
     return Pieces(a.graphs, owners, labels, starts, np.append(a.nodes, b.nodes))
@@ -117,7 +117,7 @@ def has_star(stars, label, around):  # type: ignore[no-untyped-def] # compiled
 
 @compiled
 def _cut(offsets, indptr, neighbors):  # type: ignore[no-untyped-def] # compiled
-    """Where among the neighbours are the edges i–j that alone hold j's side, and the nodes of that side, j first."""
+    """Find the edges i–j that alone connect j's side: their positions, and the nodes of that side, j first."""
     most = 0
     for g in range(len(offsets) - 1):
         most += (indptr[offsets[g + 1]] - indptr[offsets[g]]) * (offsets[g + 1] - offsets[g])

@@ -83,7 +83,7 @@ def _find_branch(height: np.ndarray, parent: np.ndarray, v: int, tail: int, end:
 
 @compiled
 def _choose_sides(chosen: np.ndarray, branches: np.ndarray, ends: np.ndarray, nearest: np.ndarray) -> None:
-    """Of two branches, what ends farther from the root than the other's nearest end is on one side, the other's not."""
+    """Of any two branches, put the back edges that end beyond the other's nearest end on opposite sides."""
     nearest[:] = len(nearest)
     for b in range(len(ends)):
         if branches[b] >= 0:

@@ -20,7 +20,7 @@ from dsokr.errors import InputError
 from dsokr.graphs import Graph, GraphBatch, from_adjacency, to_adjacency
 
 HYDROGEN = 1.00782503223  # its mass
-ATOM, PATTERN = 100.0, 1e5  # how far off an atom too many or a missing substructure is; a hydrogen: one half
+ATOM, PATTERN = 100.0, 1e5  # the distance of an atom too many and of a missing substructure; of a hydrogen: ½
 MOST = 1_000_000  # formulas in a window of masses
 
 
@@ -109,7 +109,7 @@ class Restricted:
 
     @cached_property
     def compositions(self) -> np.ndarray | None:  # (formulas, elements + 2)
-        """All that are allowed: atoms of each element, of other elements, and hydrogens. None if all are."""
+        """The allowed numbers of atoms of each element, of other elements, and of hydrogens; None allows all."""
         if self.mass is None:
             return None if self.formula is None else self._read_formula(self.formula)
         masses = np.array([*(element.mass for element in self.elements), 0, HYDROGEN])

@@ -23,7 +23,7 @@ from dsokr.rules import SAMPLE, TINY, Rule, Ties, affine, check_rule, constant, 
 QUERIES = 1024  # rows of coordinates scored at once against a block of candidates
 PAIRS = 512  # pairs scored at once in double precision: few enough for a cache
 MERGED = 2**22  # pairs merged at once
-FAST = torch.float32  # of scores on a CPU that are computed once more if they may be among the best
+FAST = torch.float32  # precision of the first pass on a CPU; what may be among the best is computed once more
 
 
 class Ranking(NamedTuple):
@@ -221,7 +221,7 @@ class EmbeddedOutputs:
         return EmbeddedOutputs(self.basis, take(self.outputs, at), self.keep, cast(Any, kept), self.form)
 
     def extended(self, outputs: Outputs, form: Form) -> EmbeddedOutputs:
-        """These outputs and, of further canonical ones, those that are not among them, each once."""
+        """These outputs and, of further canonical ones, those that are not here yet, each once."""
         is_other = type(outputs) is not type(self.outputs)
         if is_other or ("float" in form.dtype and "float" not in self.form.dtype):
             expected, got = (" of ".join(filter(None, (f.kind, f.dtype))) for f in (self.form, form))
@@ -239,7 +239,7 @@ class EmbeddedOutputs:
 
     @cached_property
     def without_copies(self) -> EmbeddedOutputs:
-        """The distinct outputs, each where it stands first."""
+        """The distinct outputs, in the order of their first copies."""
         first = distinct(self.outputs)
         return self if len(first) == len(self) else self.select(first)
 
@@ -306,6 +306,6 @@ class EmbeddedOutputs:
                     ties[at.start] = Ties.of(scores)
                 mine, others = ties[at.start].keys(own[at]), ties[at.start].keys(scores)
                 rows = ((truth[at] >= where.start) & (truth[at] < where.stop)).nonzero()[:, 0]
-                others[rows, truth[at][rows] - where.start] = torch.nan  # neither better than itself nor equal
+                others[rows, truth[at][rows] - where.start] = torch.nan  # the true output itself does not count
                 found[at] += (others > mine).sum(dim=1) + (others == mine).sum(dim=1) / 2
         return found
