@@ -43,15 +43,15 @@ class Decoder(ABC):
     ``search`` if it finds more outputs than the best one, and ``list_scores`` if all outputs can be listed.
     """
 
-    kernels: ClassVar[tuple[type[Kernel], ...]] = ()  # of which kernels must be built; () for any
-    rated: ClassVar[int] = 1000  # inputs, at most, that are decoded to compare two regressors; fewer if it takes long
+    kernels: ClassVar[tuple[type[Kernel], ...]] = ()  # kernels must be built from these; () allows any
+    rated: ClassVar[int] = 1000  # at most so many inputs are decoded to compare two regressors, fewer if slow
 
     @abstractmethod
     def solve(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs) -> tuple[Outputs, Tensor]:
         """Find outputs, in canonical form, for the coordinates z (n, p), n ≥ 1, and their scores (n,)."""
 
     def search(self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int) -> Found:
-        """Find the k best distinct outputs for every row of z (n, p), n ≥ 1; here among the known and that of solve."""
+        """Find the k best distinct outputs for every row of z (n, p), n ≥ 1; by default of the known and solve's."""
         rule = self.scoring_rule()
         found, _ = self.solve(basis, z, known)
         return choose_best(z, known, known.top(z, k, rule), found, torch.arange(len(z)), rule, k)
@@ -79,7 +79,7 @@ class Decoder(ABC):
         return rule
 
     def alternatives(self) -> tuple[Decoder, ...]:
-        """The decoders between which validation decides, if this one leaves the rule open."""
+        """The decoders that validation compares: one for each rule if the rule is "auto", else this one alone."""
         return (
             tuple(replace(cast(Any, self), rule=rule) for rule in RULES)
             if getattr(self, "rule", None) == "auto"
@@ -101,7 +101,7 @@ class Decoder(ABC):
     def best(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs, k: int) -> list[Decoded]:
         """The k best distinct outputs for every row of z (n, p), best first; fewer if the decoder finds no more.
 
-        They are exactly the k best where the decoder says so, else the best of those that its search meets. The first
+        They are exactly the k best where the decoder says so, else the best that its search meets. The first
         scores at least as much as that of :meth:`decode`, and of tied outputs the known ones come first.
         """
         z, k = self._check_call(basis, z, known), check_k(k)
@@ -113,7 +113,7 @@ class Decoder(ABC):
         return [Decoded(known.form.restore(take(outputs, part)), scores[part]) for part in parts]
 
     def count(self, basis: SketchedBasis, z: Any, known: EmbeddedOutputs, threshold: Any) -> Tensor | None:  # (n,)
-        """How many of all outputs score at least ``threshold``, a number for all rows of z or one for each (n,).
+        """Count the outputs, of all there can be, that score at least ``threshold``: one number, or one per row (n,).
 
         Scores tied with the threshold, see :class:`dsokr.rules.Ties`, count. None if the outputs cannot be listed.
         """
@@ -136,7 +136,7 @@ class Decoder(ABC):
         answer without this proof may still be the best.
         """
         z = basis.check_coordinates(z)
-        return scores.to(z) >= bound_scores(z, self.scoring_rule()) - tolerate(z)
+        return scores.to(z) >= bound_scores(z, self.scoring_rule()) - bound_rounding(z)
 
     def _list_best(
         self, basis: SketchedBasis, z: Tensor, known: EmbeddedOutputs, k: int
@@ -201,8 +201,8 @@ def bound_scores(z: Tensor, rule: Rule) -> Tensor:  # (n,)
     return {"kernel": squared, "projected": torch.zeros_like(squared), "cosine": squared.sqrt()}[rule]
 
 
-def tolerate(z: Tensor) -> Tensor:  # (n,)
-    """The rounding error of scores."""
+def bound_rounding(z: Tensor) -> Tensor:  # (n,)
+    """A bound on the rounding error of scores."""
     return 1e-9 * (1 + torch.linalg.vecdot(z, z))
 
 
@@ -230,10 +230,10 @@ def choose_best(
     k: int = 1,
     bonus: Any = 0.0,
 ) -> Found:
-    """For every row of z the k best distinct outputs among its k nearest known ones and those found for it.
+    """Choose the k best distinct outputs for every row of z, among its k nearest known ones and those found for it.
 
-    ``rows`` are the rows that outputs were found for. A ``bonus`` is added to the scores that are compared, first of
-    the known outputs and then of those found. Of tied outputs the first comes first.
+    ``rows`` says which row each found output is for. A ``bonus`` is added to the scores that are compared; it lists
+    those of the known outputs, then those of the found. Of tied outputs the first comes first.
     """
     first = nearest.indices[:, :k]  # no column if nothing is known
     outputs = concatenate(take(known.outputs, first.flatten()), found)

@@ -1,4 +1,4 @@
-"""What the search of graphs maximises, computed from features: fast for many graphs, exact for a few."""
+"""The objective of the search for graphs, computed from features: fast for many graphs, exact for a few."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from dsokr import kernels
 from dsokr.basis import SketchedBasis
 from dsokr.compute import compiled
-from dsokr.decoders.base import bound_scores, combine_anchors, tolerate
+from dsokr.decoders.base import bound_rounding, bound_scores, combine_anchors
 from dsokr.decoders.colours import count_colours, name_coordinate, recount_colours
 from dsokr.decoders.moves import Edits
 from dsokr.decoders.restricted import Restricted
@@ -24,12 +24,12 @@ from dsokr.kernels.graphs import refinements
 from dsokr.kernels.sparse import Features
 from dsokr.rules import Rule, score_pairs
 
-DIRECTIONS = 32  # random ones in which distances are estimated: to about a quarter
+DIRECTIONS = 32  # random directions to estimate distances in, to about a quarter
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """factor · ⟨φ(y), φ(y')⟩, or with φ / ‖φ‖ in place of φ: one of the kernels that a kernel is the sum of."""
+    """factor · ⟨φ(y), φ(y')⟩, or with φ / ‖φ‖ in place of φ: one term of a sum of kernels."""
 
     kernel: FeatureKernel
     factor: float
@@ -38,7 +38,7 @@ class Term:
     scales: np.ndarray  # (anchors,): multiples of the anchors' φ
 
     def tabulate(self, combined: np.ndarray) -> np.ndarray:  # (q, anchors) -> (q, coordinates)
-        """The functions Σ_j combined[i, j] k(a_j, ·), as far as this term goes, as linear functions of φ."""
+        """What this term adds to the functions Σ_j combined[i, j] k(a_j, ·), as weights of the coordinates of φ."""
         return self.postings.summed(combined * self.scales)
 
     def sum_graphs(
@@ -54,7 +54,7 @@ class Term:
     def sum_edits(
         self, table: np.ndarray, owners: np.ndarray, edits: Edits
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # (edits, q), (edits,), (edits,) uint64
-        """The same for what edits make of graphs, if φ counts colours; ``owners`` are those of the graphs."""
+        """The same for the graphs that edits lead to, if φ counts colours; ``owners`` are of the edited graphs."""
         kernel, postings = self.kernel, self.postings
         assert _counts_colours(kernel)
         graphs = edits.decode(edits.graphs)
@@ -107,7 +107,7 @@ class Objective:
     z: Tensor  # (inputs, p)
     tables: tuple[np.ndarray, ...]  # of every term, (inputs or 1, coordinates, q)
     targets: np.ndarray  # (inputs, q): the coordinates z in the q directions
-    limits: Restricted | None = None  # graphs that are nearer to it come first
+    limits: Restricted | None = None  # graphs nearer to this restriction come first
 
     @staticmethod
     def of(basis: SketchedBasis, rule: Rule, z: Tensor) -> Objective:
@@ -142,7 +142,7 @@ class Objective:
         return self._combine(owners, [term.sum_graphs(table, self.rows_of(owners), graphs) for term, table in pairs])
 
     def score_edits(self, owners: np.ndarray, edits: Edits) -> tuple[np.ndarray, np.ndarray]:  # (edits,), (edits, t)
-        """Score what edits make of graph i for input ``owners[i]``, and name it."""
+        """Score and name the graphs that edits of graph i lead to, for input ``owners[i]``."""
         if not all(_counts_colours(term.kernel) for term in self.terms):
             return self.score(owners[edits.origins], edits.results)
         pairs, rows = zip(self.terms, self.tables, strict=True), self.rows_of(owners)
@@ -151,7 +151,7 @@ class Objective:
     def _combine(
         self, owners: np.ndarray, parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The scores and names, from what every term sums."""
+        """Add up the terms: scores and names of the graphs."""
         psi, diag, names = np.zeros((len(owners), 1)), np.zeros(len(owners)), []
         for term, (sums, squares, name) in zip(self.terms, parts, strict=True):
             lengths = np.sqrt(squares) if term.normalised else np.ones(len(owners))
@@ -162,8 +162,8 @@ class Objective:
         return np.where(np.isnan(scores), -np.inf, scores), np.stack(names, axis=1)
 
     def bound(self) -> np.ndarray:  # (inputs,)
-        """Scores from which on a graph is certainly the best."""
-        return (bound_scores(self.z, self.rule) - tolerate(self.z)).cpu().numpy()
+        """The score that proves, for every input, that no graph is better."""
+        return (bound_scores(self.z, self.rule) - bound_rounding(self.z)).cpu().numpy()
 
     def score_exactly(self, owners: np.ndarray, graphs: GraphBatch) -> np.ndarray:  # (graphs,)
         if not len(graphs):

@@ -25,12 +25,12 @@ NUMBERS = 2**19  # coordinates in double precision at once: copies of more leave
 
 
 class Column:
-    """A number for every candidate, NaN for none; candidates are found by binary search.
+    """A number for every candidate, or NaN; binary search finds the candidates within a window.
 
     >>> Column(np.array([3.0, 1.0, 2.0])).find([0.5, 2.5], [2.5, 9.0])
     [tensor([1, 2]), tensor([0])]
 
-    The first ``main`` and the others are searched one after the other: both may be sorted, or the first alone.
+    The first ``main`` candidates and the others are searched separately, so that each part may be sorted by itself.
     """
 
     def __init__(self, values: np.ndarray, main: int | None = None):  # (c,)
@@ -62,7 +62,7 @@ class Column:
         return list(pools) if order is None else [order[pool].sort().values for pool in pools]
 
     def keep(self, pool: Pool, low: float, high: float) -> Tensor:  # (kept,)
-        """Those of a pool that lie from ``low`` to ``high``."""
+        """The candidates of a pool that lie from ``low`` to ``high``."""
         at = positions_of(pool)
         values = self.values[pool if isinstance(pool, slice) else at.numpy()]
         return at[torch.from_numpy((values >= low) & (values <= high))]
@@ -119,7 +119,7 @@ class Coordinates(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """The scores of the pools of some rows, filled up with −∞, and where these candidates are, with −1."""
+    """The scores of some rows' pools, padded with −∞, and the positions of these candidates, padded with −1."""
 
     rows: Tensor  # (m,)
     scores: Tensor  # (m, w)
@@ -134,7 +134,7 @@ def top_of_pools(
     k = max(1, min(k, max(map(size_of, pools), default=1)))
     indices = torch.full((len(z), k), -1, device=z.device)
     scores = torch.full((len(z), k), -torch.inf, dtype=torch.float64, device=z.device)
-    for table in _score(z, candidates, pools, rule):
+    for table in _score_pools(z, candidates, pools, rule):
         width = min(k, table.scores.shape[1])
         best, columns = largest(table.scores, width, table.ties)
         indices[table.rows, :width], scores[table.rows, :width] = table.positions.gather(1, columns), best
@@ -149,7 +149,7 @@ def ranks_in_pools(
     A ``truth[i]`` of −1 is in no pool.
     """
     ranks = torch.full((len(z),), torch.inf, dtype=torch.float64, device=z.device)
-    for table in _score(z, candidates, pools, rule):
+    for table in _score_pools(z, candidates, pools, rule):
         is_own = (table.positions == truth.to(z.device)[table.rows, None]) & (table.positions >= 0)
         keys = table.ties.keys(table.scores)
         own = keys.masked_fill(~is_own, -torch.inf).amax(dim=1, keepdim=True)
@@ -158,7 +158,7 @@ def ranks_in_pools(
     return ranks
 
 
-def _score(z: Tensor, candidates: Coordinates, pools: Sequence[Pool], rule: Rule) -> Iterator[_Table]:
+def _score_pools(z: Tensor, candidates: Coordinates, pools: Sequence[Pool], rule: Rule) -> Iterator[_Table]:
     """Score all pools in double precision, those of several rows at a time."""
     sizes, step = list(map(size_of, pools)), max(1, NUMBERS // z.shape[1])
     for rows in _group([row for row, size in enumerate(sizes) if size], sizes.__getitem__):

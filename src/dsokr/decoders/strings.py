@@ -118,7 +118,7 @@ class NGram(Decoder):
         return prior
 
     def _search_block(self, space: Space, z: Tensor, known: EmbeddedOutputs, prior: np.ndarray, k: int) -> Found:
-        bonus = gains(prior, known.outputs).to(z)
+        bonus = score_lengths(prior, known.outputs).to(z)
         starts = [take(known.outputs, row) for row in known.top(z, self.starts, "kernel", bonus).indices]
         pools = self._search(space, z, starts, prior, k)
         found = [space.spell(pool) for pool in pools]
@@ -129,7 +129,7 @@ class NGram(Decoder):
         best = known.top(z, k, self.rule, bonus)
         own = bonus[best.indices]
         strings, owners = list(chain.from_iterable(found)), np.repeat(np.arange(len(found)), list(map(len, found)))
-        total = torch.cat([own.flatten(), gains(prior, strings).to(z)])
+        total = torch.cat([own.flatten(), score_lengths(prior, strings).to(z)])
         return choose_best(z, known, best._replace(scores=best.scores - own), strings, owners, self.rule, k, total)
 
     def _search(self, space: Space, z: Tensor, starts: list[list[str]], prior: np.ndarray, k: int) -> list[Pool]:
@@ -146,8 +146,8 @@ class NGram(Decoder):
         return pools
 
 
-def gains(prior: np.ndarray, strings: list[str]) -> Tensor:  # (n,)
-    """What the prior of their lengths adds to the scores of strings."""
+def score_lengths(prior: np.ndarray, strings: list[str]) -> Tensor:  # (n,)
+    """What the prior adds to the scores of strings, by their lengths."""
     return torch.from_numpy(prior[list(map(len, strings))])
 
 
