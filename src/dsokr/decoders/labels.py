@@ -23,7 +23,7 @@ from dsokr.outputs import Form, Outputs, take
 EXACT = 14  # labels up to which all sets are scored for the best one: that takes about as long as the local search
 LISTED = 20  # labels up to which all sets are scored for the k best, or to count them
 SHARE = 16  # rows of coordinates that a thread decodes at a time
-EQUAL = 1e-9  # rounding errors of a score, by which those of one set may differ
+EQUAL = 1e-9  # relative rounding error of a score: the scores of one set may differ by it
 
 Bits = np.ndarray  # of uint8, 0 or 1
 Integers = np.ndarray  # of int64
@@ -90,12 +90,12 @@ class LabelSet(Decoder):
 
     def _climb(self, basis: SketchedBasis, z: Tensor, known: Bits, k: int) -> tuple[Bits, Integers]:  # (m, d), (m,)
         """The k best sets that the local search scores for every row, and their rows; it starts from the known ones."""
-        problem, inverse = _prepare(basis)
+        problem = Problem.of(basis)
         sets, scores = np.zeros((len(z), k, known.shape[2]), np.uint8), np.full((len(z), k), -np.inf)
 
         def work(start: int, stop: int) -> None:
             rows = slice(start, stop)
-            c = _weigh(basis, z[rows], inverse)
+            c = _weigh(basis, z[rows], problem)
             starts = np.concatenate([known[rows], _simple_starts(problem, c)], axis=1)
             _search(problem, c.numpy(), starts, sets[rows], scores[rows])
 
@@ -125,23 +125,16 @@ def _smallest(kernel: Kernel) -> int:
     return 0 if is_defined_at_zero(kernel) else 1
 
 
-def _prepare(basis: SketchedBasis) -> tuple[Problem, Integers]:  # with r distinct anchors, (anchors,)
-    """The problem, and which of its distinct anchors each anchor of the basis is."""
-    check_binary(basis.anchors, "anchors")
-    anchors, inverse = np.unique(_dense(basis.anchors), axis=0, return_inverse=True)
-    return Problem.of(basis.kernel, anchors), inverse.ravel()
-
-
-def _weigh(basis: SketchedBasis, z: Tensor, inverse: Integers) -> Tensor:  # (n, r)
+def _weigh(basis: SketchedBasis, z: Tensor, problem: Problem) -> Tensor:  # (n, r)
     """c for the distinct anchors: the sum over equal ones."""
-    c = torch.zeros(len(z), inverse.max() + 1, dtype=torch.float64)
-    return c.index_add_(1, torch.from_numpy(inverse), combine_anchors(basis, z).cpu())
+    c = torch.zeros(len(z), len(problem.size_class), dtype=torch.float64)
+    return c.index_add_(1, torch.from_numpy(problem.number), combine_anchors(basis, z).cpu())
 
 
 def _score_sets(basis: SketchedBasis, z: Tensor, starts: range) -> Iterator[Tensor]:  # (n, block) each
     """Score all sets in the order of the Gray code; blocks begin at ``starts``."""
-    problem, inverse = _prepare(basis)
-    c = _weigh(basis, z, inverse)
+    problem = Problem.of(basis)
+    c = _weigh(basis, z, problem)
     for start in starts:
         values = np.empty((min(starts.step, starts.stop - start), c.shape[1]))
         diag = np.empty(len(values))
@@ -150,8 +143,9 @@ def _score_sets(basis: SketchedBasis, z: Tensor, starts: range) -> Iterator[Tens
 
 
 class Problem(NamedTuple):
-    """What the search needs to know of the kernel and of the r distinct anchors."""
+    """What the search needs to know about the kernel and the r distinct anchors."""
 
+    number: Integers  # (anchors,): which of the distinct anchors each anchor of the basis is
     values: Floats  # (d + 1, sizes, largest size + 1): k by |y|, the size class of an anchor and |a ∩ y|
     diag: Floats  # (d + 1,): k(y, y) by |y|
     smallest: int  # the least |y| for which k is defined, 0 or 1
@@ -160,12 +154,14 @@ class Problem(NamedTuple):
     first: Integers  # (d + 1,): where those of a label begin
 
     @staticmethod
-    def of(kernel: Kernel, anchors: Bits) -> Problem:
+    def of(basis: SketchedBasis) -> Problem:
         """Tabulate k from its values for the first s labels against windows of consecutive labels.
 
         A window of a labels that starts at the label s − i shares i labels with the first s.
         """
-        d = anchors.shape[1]
+        check_binary(basis.anchors, "anchors")
+        anchors, number = np.unique(_dense(basis.anchors), axis=0, return_inverse=True)
+        kernel, d = basis.kernel, anchors.shape[1]
         prefixes = torch.ones(d + 1, d, dtype=torch.float64).tril(-1)  # row s has the first s labels
         smallest = _smallest(kernel)
         sizes, size_class = np.unique(anchors.sum(axis=1, dtype=np.int64), return_inverse=True)
@@ -179,7 +175,7 @@ class Problem(NamedTuple):
         diag[smallest:] = kernel.diag(prefixes[smallest:]).numpy()
         by_label = sp.csc_array(anchors)
         having, first = by_label.indices.astype(np.int64), by_label.indptr.astype(np.int64)
-        return Problem(values, diag, smallest, size_class, having, first)
+        return Problem(number.ravel(), values, diag, smallest, size_class, having, first)
 
 
 def _simple_starts(problem: Problem, c: Tensor) -> Bits:  # (n, 2, d)
@@ -197,9 +193,8 @@ def _simple_starts(problem: Problem, c: Tensor) -> Bits:  # (n, 2, d)
 def _evaluate(problem: Problem, start: int, values: Floats, diag: Floats) -> None:
     """Fill in k(y, a_j) and k(y, y) of consecutive sets in the order of the Gray code."""
     y = np.zeros(len(problem.first) - 1, np.uint8)
-    at = (
-        problem.size_class * problem.values.shape[2]
-    )  # of k(y, a_j) in the table for |y|; one further for each shared label
+    # position of k(y, a_j) in the table for |y|: one further for each shared label
+    at = problem.size_class * problem.values.shape[2]
     for i in range(len(values)):
         code = (start + i) ^ (start + i) >> 1
         for label in range(len(y)):
