@@ -41,8 +41,8 @@ class GraphSearch(Decoder):
     best, the beam is at least k; of graphs with equal features only one is returned.
 
     Single edits are followed by the paper's rule, whose scores are exact and cheap; ``rule`` ranks what was found. For
-    large graphs, single edits are not enough. With ``pieces``, an expanded graph also exchanges its pieces (what a
-    single edge holds) for those of as many of the nearest known outputs, and the search follows ``rule`` itself.
+    large graphs, single edits are not enough. With ``pieces``, an expanded graph also exchanges its pieces (parts
+    that hang on one edge) for those of as many of the nearest known outputs, and the search follows ``rule`` itself.
 
     Where inputs say little, the best of all graphs is like nothing that exists. With ``familiar``, a radius, answers
     are graphs whose nodes all have neighbourhoods, of so many edges around, that occur in known outputs.
@@ -117,7 +117,7 @@ class GraphSearch(Decoder):
         nearest = allowed.top(z, max(k, self.starts, self.pieces), rule)
         best = GraphBatch.of(take(allowed.outputs, nearest.indices.flatten()))
         guide: Rule = rule if self.pieces else "kernel"
-        search = self._within(known)
+        search = self._restrict_moves(known)
         found = search._search(Objective.of(basis, guide, z), best, starts, k)
         if limits is not None and len(missing := np.setdiff1d(np.arange(len(z)), found.owners)):
             raise InputError(
@@ -126,33 +126,34 @@ class GraphSearch(Decoder):
             )
         return choose_best(z, allowed, nearest, found.graphs, found.owners, rule, k)
 
-    def _within(self, known: EmbeddedOutputs) -> GraphSearch:
-        """The same search, in the domain of graphs that look like known ones if ``familiar`` says so."""
+    def _restrict_moves(self, known: EmbeddedOutputs) -> GraphSearch:
+        """The same search; with ``familiar``, among the graphs that look like known ones."""
         if self.familiar is None:
             return self
         domain = Familiar.of(GraphBatch.of(known.outputs), self.moves, self.familiar)
         return replace(self, moves=domain, familiar=None)
 
     def _search(self, objective: Objective, nearest: GraphBatch, starts: GraphBatch, k: int) -> Pool:
-        """The best graphs for all inputs; as many of the nearest and starts for each."""
+        """The best graphs for all inputs, each of which has as many of ``nearest`` and of ``starts``."""
         count, pools = len(objective.z), dict[int, Pool]()
 
         def work(start: int, stop: int) -> None:
             own = objective.select(start, stop, self.restriction)
             best, others = (part[start * (n := len(part) // count) : stop * n] for part in (nearest, starts))
-            pool = self._search_block(own, stop - start, best, others, k)
+            pool = self._search_block(own, best, others, k)
             pools[start] = pool._replace(owners=pool.owners + start)
 
         run_in_threads(work, count, min(TOGETHER, -(-count // torch.get_num_threads())))
         return Pool.joined([pools[start] for start in sorted(pools)])
 
-    def _search_block(self, objective: Objective, inputs: int, nearest: GraphBatch, starts: GraphBatch, k: int) -> Pool:
-        each, limits = len(nearest) // inputs, objective.limits
+    def _search_block(self, objective: Objective, nearest: GraphBatch, starts: GraphBatch, k: int) -> Pool:
+        inputs, limits = len(objective.z), objective.limits
+        each = len(nearest) // inputs
         rows, deadline = np.repeat(np.arange(inputs), each), time.monotonic() + inputs * (self.seconds or np.inf)
         known = Pool.of(objective, nearest, rows, exact=True)
         pool = known.take(np.flatnonzero(np.arange(len(nearest)) % max(each, 1) < self.starts))
         crossover = Crossover(objective, nearest, rows, self.moves) if self.pieces else None
-        climb = partial(self._climb, objective, inputs, k, deadline)
+        climb = partial(self._climb, objective, k, deadline)
         if limits is not None:
             n = len(starts) // inputs
             others = [starts[at::n] for at in range(n)]
@@ -169,7 +170,6 @@ class GraphSearch(Decoder):
     def _climb(
         self,
         objective: Objective,
-        inputs: int,
         k: int,
         deadline: float,
         pool: Pool,
@@ -178,8 +178,8 @@ class GraphSearch(Decoder):
     ) -> Pool:
         """Expand the best graphs of every input until none is left or, to repair, until one meets the restriction."""
         moves, bounds, beam = objective.limits or self.moves, objective.bound(), max(k, self.beam)
-        spent, pool, seen = np.bincount(pool.owners, minlength=inputs), pool.best(beam), pool.identify()
-        reach = np.zeros(inputs)
+        spent, pool, seen = np.bincount(pool.owners, minlength=len(bounds)), pool.best(beam), pool.identify()
+        reach = np.zeros(len(bounds))
         while time.monotonic() < deadline:
             active, done = spent < self.budget, pool.distances == 0
             if not repairs:
@@ -195,7 +195,7 @@ class GraphSearch(Decoder):
                 near = _select(self.moves, [crossover.neighbors(graphs, owners), crossover.remove(graphs)])
                 parts += [Pool.of(objective, part.graphs, owners[part.origins]) for part in near]
             for at, part in enumerate(parts):
-                spent += np.bincount(part.owners, minlength=inputs)
+                spent += np.bincount(part.owners, minlength=len(bounds))
                 keep = part.distances <= reach[part.owners]
                 if objective.rule != "kernel":
                     keep &= ~np.isin(part.identify(), seen)
@@ -220,7 +220,7 @@ def _edit(objective: Objective, moves: Moves, graphs: GraphBatch, owners: np.nda
 
 
 def _select(moves: Moves, near: list[Neighbors]) -> list[Neighbors]:
-    """Leave out what is not in the domain: pieces may be joined to graphs that are too large, for example."""
+    """Leave out graphs outside the domain: joined pieces may be too large, for example."""
     if not hasattr(moves, "contains"):
         return near
     return [part.take(np.flatnonzero(moves.contains(part.graphs))) for part in near]
