@@ -23,9 +23,9 @@ State = dict[str, Any]  # tensors, arrays, canonical outputs, what JSON can hold
 
 
 class Targets(NamedTuple):
-    """What is regressed: coordinates ψ̃(y) of the outputs, and what the basis misses of them.
+    """What is regressed: the coordinates ψ̃(y) of the outputs, and what the basis misses of them.
 
-    Also how much each counts, and of which group it is: those of one group stay on one side of every split.
+    ``weights`` say how much each pair counts. Pairs of one group stay on the same side of every split.
     """
 
     coordinates: Tensor  # (n, p)
@@ -58,10 +58,14 @@ class History:
         """One metric over the epochs: ``history["train_loss"]``."""
         return [row[name] for row in self.rows if name in row]
 
+    @property
+    def best(self) -> dict[str, float]:
+        """The metrics of the best epoch."""
+        return self.rows[self.best_epoch - 1] if self.rows else {}
+
     def summarize(self) -> dict[str, str]:
         """The best epoch and its metrics, for the card of a model."""
-        kept = self.rows[self.best_epoch - 1] if self.rows else {}
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in kept.items() if name != "epoch")
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.best.items() if name != "epoch")
         return {"best epoch": f"{self.best_epoch} of {len(self.rows)}: {metrics}"} if self.rows else {}
 
 
@@ -96,27 +100,31 @@ class Regressor(ABC):
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
     ) -> tuple[Fitted, Tensor]:  # (n, p)
-        """Learn from all n inputs; also predict every input by a function that was learned without it.
+        """Learn from all n inputs; also predict each input by a function that was learned without it.
 
-        Regressors that have such predictions for less than those by folds (out of bag, leave one out) override this.
+        Regressors override this if they can do so at less cost than by folds: out of bag, or leaving one out.
         """
         return self.fit_folds(X, targets, folds, seed=seed, device=device)
 
     def fit_folds(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
     ) -> tuple[Fitted, Tensor]:  # (n, p)
-        """Do the same, with the inputs of each fold predicted by a function learned from the others."""
-        z, fits = torch.zeros_like(targets.coordinates), []
-        for fold in folds:
-            rest = complement(fold, len(z))
-            held_out = take(X, fold), targets.take(fold)
-            fitted = self.fit(take(X, rest), targets.take(rest), held_out, seed=seed, device=device)
+        """Do the same by folds: a function that is learned from the others, and validated by it, predicts each fold."""
+        z, histories = torch.zeros_like(targets.coordinates), []
+        for number, fold in enumerate(folds):
+            rest, held_out = complement(fold, len(z)), (take(X, fold), targets.take(fold))
+            part = self.inside(f"fold{number}")
+            fitted = part.fit(take(X, rest), targets.take(rest), held_out, seed=seed, device=device)
             z[fold] = fitted.predict(held_out[0]).to(z)
-            fits.append(fitted)
-        return self.decided_by(fits).fit(X, targets, seed=seed, device=device), z
+            histories.append(fitted.history)
+        return self.decided_by(histories).inside("all").fit(X, targets, seed=seed, device=device), z
 
-    def decided_by(self, fits: Sequence[Any]) -> Regressor:
-        """This regressor with what fits to parts of the data chose on the others."""
+    def inside(self, name: str) -> Regressor:
+        """The same regressor, with a folder of its own for one of several fits, if it writes files."""
+        return self
+
+    def decided_by(self, histories: Sequence[History]) -> Regressor:
+        """The same regressor, with what the fits to parts of the data chose."""
         return self
 
 
@@ -144,19 +152,19 @@ class Fitted(ABC):
             folder.rmdir()
 
     def alternatives(self) -> tuple[Fitted, ...]:
-        """This function first, then those near it between which decoded outputs decide, if something is left open."""
+        """This function first, then functions near it, if decoded outputs are to choose between them."""
         return (self,)
 
     def on_validation(self) -> Tensor | None:  # (n, p)
-        """The coordinates of the validation inputs of the fit, if they are at hand."""
+        """The coordinates of the validation inputs of the fit, if they were kept."""
         return None
 
     def settled(self) -> Fitted:
-        """The function without what only its choices needed."""
+        """The function without what only :meth:`alternatives` needs."""
         return self
 
     def out_of_fold(self) -> tuple[Tensor, Tensor] | None:  # (k,), (k, p)
-        """Rows of training inputs, and their coordinates by functions learned without them, if there are any."""
+        """Rows of training inputs, and their coordinates by functions learned without them, if they were kept."""
         return None
 
     def report(self) -> list[dict[str, Any]]:
@@ -165,9 +173,9 @@ class Fitted(ABC):
 
 
 def hold_out(n: int, fraction: float, generator: Generator, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Split n positions at random: those to train on, and a share of them to validate on, which may be none.
+    """Split n positions at random into those to train on and a share to validate on, which may be none.
 
-    Groups are held out whole, as many as fit, and at least one.
+    Groups are held out whole: as many as fit into the share, and at least one.
     """
     held_out = round(fraction * n)
     if held_out == n:
@@ -181,9 +189,9 @@ def hold_out(n: int, fraction: float, generator: Generator, groups: Tensor | Non
 
 
 def make_folds(n: int, folds: float, seed: int, groups: Tensor | None = None) -> list[Tensor]:
-    """Split n positions into random folds of nearly one size; a share below one is the single fold that is held out.
+    """Split n positions into random folds of about the same size. ``folds`` below 1 is the share of a single fold.
 
-    Groups are not split: the largest first, each goes to the smallest fold so far.
+    Groups are not split: each goes to the smallest fold so far, the largest group first.
     """
     generator = Generator().manual_seed(seed)
     if folds < 1:
@@ -199,7 +207,7 @@ def make_folds(n: int, folds: float, seed: int, groups: Tensor | None = None) ->
 
 
 def _shuffle_groups(groups: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Return the size of every group, and those that are there, of which there must be two, in random order."""
+    """Return the size of every group, and the groups that occur, at least two, in random order."""
     sizes = groups.bincount()
     present = sizes.nonzero()[:, 0]
     if len(present) < 2:
@@ -215,7 +223,7 @@ def complement(fold: Tensor, n: int) -> Tensor:
 
 
 def leading_directions(targets: Targets, q: int) -> Tensor:  # (p, min(q, p))
-    """The q orthonormal directions in which coordinates vary most: where p is large, these stand for all."""
+    """The q orthonormal directions in which the coordinates vary most."""
     p, centred = targets.coordinates.shape[1], targets.coordinates - targets.mean()
     if p <= q:
         return torch.eye(p).to(centred)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import scipy.sparse as sp
@@ -18,7 +19,6 @@ from torch.utils.data import TensorDataset
 from dsokr.compute import seeded
 from dsokr.errors import InputError, check_fields
 from dsokr.losses import Loss, Objective, Squared, as_loss
-from dsokr.outputs import take
 from dsokr.regressors.base import (
     Device,
     Fitted,
@@ -30,7 +30,6 @@ from dsokr.regressors.base import (
     State,
     Targets,
     Validation,
-    complement,
 )
 from dsokr.regressors.inputs import Scaler
 from dsokr.regressors.networks.base import (
@@ -107,8 +106,9 @@ class Neural(Regressor):
             scaled.scale_to(pairs.tensors[1])
         if stream is not None:
             stream = stream.prepared(lambda X: prepare_inputs(network, _scale(X, scaler)))
-        options = {"seed": seed, "device": device, "score": score, "stream": stream}
-        history = _train(scaled, pairs, held_out, loss, self.training, **options)
+        history = _train(
+            scaled, pairs, held_out, loss, self.training, seed=seed, device=device, score=score, stream=stream
+        )
         return FittedNetwork(scaled, history, scaler)
 
     def update(self, fitted: FittedNetwork, X: Any, targets: Targets, *, seed: int, device: Device) -> FittedNetwork:
@@ -122,19 +122,13 @@ class Neural(Regressor):
         _train(network, pairs, None, loss, training, seed=seed, device=device)
         return FittedNetwork(network, fitted.history, fitted.scaler)
 
-    def fit_folds(
-        self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
-    ) -> tuple[FittedNetwork, Tensor]:
-        """Train once for every fold, validated by it; then on everything, for the mean of the best epochs."""
-        z, epochs = torch.zeros_like(targets.coordinates), []
-        for number, fold in enumerate(folds):
-            rest, held_out = complement(fold, len(z)), (take(X, fold), targets.take(fold))
-            part = replace(self, training=self.training.inside(f"fold{number}"))
-            fitted = part.fit(take(X, rest), targets.take(rest), held_out, seed=seed, device=device)
-            z[fold] = fitted.predict(held_out[0]).to(z)
-            epochs.append(fitted.history.best_epoch)
-        training = replace(self.training.inside("all"), epochs=max(1, round(sum(epochs) / len(epochs))))
-        return replace(self, training=training).fit(X, targets, seed=seed, device=device), z
+    def inside(self, name: str) -> Neural:
+        return replace(self, training=self.training.inside(name))
+
+    def decided_by(self, histories: Sequence[History]) -> Neural:
+        """With as many epochs as the fits took to their best, on average."""
+        epochs = fmean(history.best_epoch for history in histories)
+        return replace(self, training=replace(self.training, epochs=max(1, round(epochs))))
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedNetwork:
         factory = self.network

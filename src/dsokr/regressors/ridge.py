@@ -128,9 +128,9 @@ class KernelRidge(Regressor):
             z[where] = (left_out + fitted.mean).to(z)
         return replace(fitted, ridge=None), z
 
-    def decided_by(self, fits: Sequence[FittedRidge]) -> KernelRidge:
-        """With one λ, the geometric mean of those of the fits."""
-        logarithms = [math.log(fitted.regularization) for fitted in fits]
+    def decided_by(self, histories: Sequence[History]) -> KernelRidge:
+        """With one λ, the geometric mean of those that the fits chose."""
+        logarithms = [math.log(history.best["regularization"]) for history in histories]
         return replace(self, regularization=math.exp(sum(logarithms) / len(logarithms)))
 
     def _decompose(
