@@ -23,7 +23,7 @@ from dsokr import compute
 from dsokr.errors import InputError, Interrupted, TrainingError
 from dsokr.losses import Custom, Huber, Objective, Squared
 from dsokr.regressors import History, Training, callbacks
-from dsokr.regressors.loop import SlicedBatches, sort_within_batches, train
+from dsokr.regressors.loop import Batches, slice_batches, sort_within_batches, train
 from dsokr.regressors.networks import MLP
 
 CPU = torch.device("cpu")
@@ -145,7 +145,7 @@ def test_linear_schedule_sees_every_step(monkeypatch):
 def test_batches_cover_everything_once():
     pairs, _ = linear_task()
     order = torch.randperm(300, generator=torch.Generator().manual_seed(5))
-    batches = SlicedBatches(pairs, 300, 64, lambda: order)
+    batches = Batches(300, 64, lambda: slice_batches(pairs, order, 64))
     assert len(batches) == len(list(batches)) == 5
     torch.testing.assert_close(torch.cat([x for x, _, _ in batches]), pairs.tensors[0][order])
 

@@ -25,6 +25,7 @@ from dsokr.compute import seeded
 from dsokr.errors import Interrupted, TrainingError
 from dsokr.files import fingerprint
 from dsokr.losses import Objective
+from dsokr.outputs import take
 from dsokr.regressors.base import History, Score
 from dsokr.regressors.callbacks import MONITOR, Progress, Recorder, StateCheckpoint
 from dsokr.regressors.muon import Muon, divide_groups
@@ -147,16 +148,16 @@ def _identify(
     options = replace(
         training, folder=None, keep_state=False, keep_data_on_device=True, progress=False, logger=None, trainer=given
     )
-    parts = [(inputs, f"{_sum_by_place(*targets):.5e}") for inputs, *targets in (pairs.tensors for pairs in data)]
+    parts = [(inputs, f"{_project_targets(*targets):.5e}") for inputs, *targets in (pairs.tensors for pairs in data)]
     further = [] if stream is None else [stream.count, stream.stream.window]
     shapes = [weight.shape for weight in network.parameters()]
     return fingerprint(parts, repr(network), shapes, loss, options, seed, *further)
 
 
-def _sum_by_place(targets: Tensor, *others: Tensor) -> float:
+def _project_targets(targets: Tensor, *others: Tensor) -> float:
     """Σ_ij u_i t_ij v_j with fixed random u and v, where t are the targets and residuals.
 
-    Targets are computed: with another number of threads their last digits differ, and a hash would too.
+    The last digits of targets depend on the number of threads, and a hash of them would too.
     """
     generator = Generator().manual_seed(0)
     u, v = (torch.randn(size, generator=generator, dtype=torch.float64) for size in targets.shape)
@@ -164,22 +165,8 @@ def _sum_by_place(targets: Tensor, *others: Tensor) -> float:
     return (u @ sum((other.cpu().double() for other in others), rows)).item()
 
 
-class SlicedBatches:
-    """Batches sliced from tensors, of n rows in an order that is drawn anew for every epoch."""
-
-    def __init__(self, pairs: TensorDataset, n: int, batch_size: int, draw_order: Callable[[], Tensor]):
-        self.pairs, self.n, self.batch_size, self.draw_order = pairs, n, batch_size, draw_order
-
-    def __len__(self) -> int:
-        return math.ceil(self.n / self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for index in self.draw_order().to(self.pairs.tensors[0].device).split(self.batch_size):
-            yield self.pairs[index]
-
-
-class StreamedBatches:
-    """Batches of n rows of a stream, which are read anew for every epoch."""
+class Batches:
+    """Batches of n rows, which are read anew for every epoch."""
 
     def __init__(self, n: int, batch_size: int, read: Callable[[], Iterator[Batch]]):
         self.n, self.batch_size, self.read = n, batch_size, read
@@ -189,6 +176,12 @@ class StreamedBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         return self.read()
+
+
+def slice_batches(pairs: TensorDataset, order: Tensor, batch_size: int) -> Iterator[Batch]:
+    """Slice batches from tensors, with the rows in this order."""
+    for index in order.to(pairs.tensors[0].device).split(batch_size):
+        yield pairs[index]
 
 
 class _Regression(pl.LightningModule):
@@ -233,23 +226,26 @@ class _Regression(pl.LightningModule):
         lengths: Tensor | None = call_optional(self.network, "lengths", inputs)
         return None if lengths is None else lengths.cpu()
 
-    def train_dataloader(self) -> SlicedBatches | StreamedBatches:
-        world, size = self.trainer.world_size, self.options.batch_size
+    def train_dataloader(self) -> Batches:
+        n, read = len(self.data[0]), self._read_pairs
         if self.stream is not None:
-            return StreamedBatches(self.stream.count // world, size, self._read_batches)
-        return SlicedBatches(self.data[0], len(self.data[0]) // world, size, self._draw_rest)
+            n, read = self.stream.count, self._read_stream
+        return Batches(n // self.trainer.world_size, self.options.batch_size, read)
 
-    def val_dataloader(self) -> list[SlicedBatches]:
+    def val_dataloader(self) -> list[Batches]:
         size = self.options.batch_size
-        return [SlicedBatches(pairs, len(pairs), size, partial(torch.arange, len(pairs))) for pairs in self.data[1:]]
+        return [
+            Batches(len(pairs), size, partial(slice_batches, pairs, torch.arange(len(pairs)), size))
+            for pairs in self.data[1:]
+        ]
 
     def _count_seen(self) -> int:
         """The number of batches of this epoch that were used before an interruption."""
         return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
-    def _draw_rest(self) -> Tensor:
-        order = self._draw_order(len(self.data[0]), self.lengths)
-        return order[self._count_seen() * self.options.batch_size :]
+    def _read_pairs(self) -> Iterator[Batch]:
+        size, order = self.options.batch_size, self._draw_order(len(self.data[0]), self.lengths)
+        yield from slice_batches(self.data[0], order[self._count_seen() * size :], size)
 
     def _draw_order(self, n: int, lengths: Tensor | None, window: int = 0) -> Tensor:
         """A permutation of n rows for this epoch; with several devices, an equal share of it."""
@@ -260,16 +256,16 @@ class _Regression(pl.LightningModule):
             order = sort_within_batches(order, lengths, world * self.options.batch_size, generator)
         return order[: n - n % world][self.trainer.global_rank :: world]
 
-    def _read_batches(self) -> Iterator[Batch]:
+    def _read_stream(self) -> Iterator[Batch]:
         """Shuffle one window of the stream after the other; each device computes the targets of its own rows."""
         assert self.stream is not None  # else data are sliced
         world, size, seen = self.trainer.world_size, self.options.batch_size, self._count_seen()
         rows = max(1, self.stream.stream.window // (world * size)) * world * size
-        for number, (inputs, targets) in enumerate(self.stream.read(self.current_epoch + 1, rows)):
+        for number, (inputs, outputs) in enumerate(self.stream.read(self.current_epoch + 1, rows)):
             batches = math.ceil(len(inputs) // world / size)
             if seen < batches:
                 order = self._draw_order(len(inputs), self._find_lengths(inputs), number)[seen * size :]
-                parts = (part.float() for part in targets(order)[:2])
+                parts = (part.float() for part in self.stream.embed(take(outputs, order))[:2])
                 yield from zip(*(part.split(size) for part in (inputs[order], *parts)), strict=True)
             seen = max(0, seen - batches)
 

@@ -1,4 +1,4 @@
-"""Pairs of a :class:`Stream` with their targets, window by window, for regressors that read them so."""
+"""Pairs of a :class:`Stream` and their targets, for regressors that read them window by window."""
 
 from __future__ import annotations
 
@@ -11,46 +11,36 @@ from torch import Tensor
 
 from dsokr.compute import compute_once
 from dsokr.errors import InputError
-from dsokr.outputs import Form, canonical, take
+from dsokr.outputs import Form, canonical
 from dsokr.regressors.base import Targets
 from dsokr.regressors.streams import Stream
 
 
-class Window(NamedTuple):
-    """Some pairs of a stream: inputs, and a function that computes the targets at given positions."""
-
-    X: Any
-    targets: Callable[[Tensor], Targets]
-
-
 @dataclass(frozen=True)
 class TargetStream:
-    """A stream of ``count`` pairs. ``read_inputs`` and ``embed`` turn its blocks into what a network learns from."""
+    """A stream of ``count`` pairs. ``read_inputs`` and ``embed`` turn inputs and outputs into what a network learns."""
 
     stream: Stream
     count: int
     read_inputs: Callable[[Any], Any]
     embed: Callable[[Any], Targets]
 
-    def read(self, epoch: int, rows: int) -> Iterator[Window]:
-        """Yield windows of ``rows`` pairs; the last may be smaller."""
+    def read(self, epoch: int, rows: int) -> Iterator[tuple[Any, Any]]:
+        """Yield windows of ``rows`` pairs, the last of which may be smaller: inputs as read, outputs as given."""
         for X, Y in self.stream.windows(epoch, rows):
-            yield Window(self.read_inputs(X), partial(self._embed_rows, Y))
-
-    def _embed_rows(self, Y: Any, rows: Tensor) -> Targets:
-        return self.embed(take(Y, rows))
+            yield self.read_inputs(X), Y
 
     def prepared(self, prepare: Callable[[Any], Any]) -> TargetStream:
-        """The same stream with another step behind ``read_inputs``."""
+        """The same stream, with a further step after ``read_inputs``."""
         return replace(self, read_inputs=lambda X: prepare(self.read_inputs(X)))
 
 
 class Drawn(NamedTuple):
-    """The pairs of a fit or, of a stream, a sample."""
+    """The pairs of a fit, or a sample of the pairs of a stream."""
 
     X: Any
     Y: Any
-    total: int | None = None  # pairs of the stream
+    total: int | None = None  # number of pairs of the stream
     stream: Stream | None = None
 
     def embedded(

@@ -42,10 +42,9 @@ class Training:
     patience: int | None = 10  # validations without improvement before stopping; None: never stop early
     check_every: int = 1  # epochs between validations
     keep_data_on_device: bool = True  # False: inputs and targets stay in main memory, batches are moved one by one
-    folder: str | Path | None = field(default=None, compare=False)  # where a training is kept is not saved with a model
-    keep_state: bool = field(
-        default=False, compare=False
-    )  # keep last.ckpt of a finished training: the same fit again returns at once
+    folder: str | Path | None = field(default=None, compare=False)  # not saved with a model
+    # keep last.ckpt of a finished training, so that the same fit returns at once
+    keep_state: bool = field(default=False, compare=False)
     progress: bool | Literal["auto"] = "auto"  # auto: a bar in a terminal, a line now and then in a log
     logger: Any = None  # any Lightning logger
     trainer: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further arguments of Lightning's Trainer
