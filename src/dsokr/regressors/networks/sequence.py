@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,8 @@ class CharTransformer:
     The defaults are among the paper's choices for SMILES; its feed-forward layers are four times as wide as the model.
     If p is larger than ``width``, a hidden layer of p units comes before the last layer, whose outputs would otherwise
     stay in a subspace; ``hidden`` is another number of units, 0 for no such layer.
-    Strings must be ASCII, not empty, and at most ``longest`` characters. A character that no training string has reads
-    as blank, with a warning; a string longer than all of them is read, with a warning too.
+    Strings must be ASCII, not empty, and at most ``longest`` characters. Characters that no training string has are
+    read as blanks, with a warning. A string longer than all training strings also gives a warning.
 
     >>> network = CharTransformer(layers=1, width=16, heads=2)(3)
     >>> network(network.prepare(["CCO", "c1ccccc1"])).shape
@@ -41,13 +42,17 @@ class CharTransformer:
 
     def __post_init__(self) -> None:
         check_fields(self, dropout="[0, 1)", hidden=0)
-        if self.width % self.heads:
-            raise InputError(
-                f"CharTransformer.width must be a multiple of its heads. Got width={self.width} and heads={self.heads}."
-            )
+        check_heads(self)
 
     def __call__(self, p: int) -> CharEncoder:
         return CharEncoder(self, p)
+
+
+def check_heads(network: Any) -> None:
+    width, heads = network.width, network.heads
+    if width % heads:
+        name = type(network).__name__
+        raise InputError(f"{name}.width must be a multiple of its heads. Got width={width} and heads={heads}.")
 
 
 class CharEncoder(nn.Module):
@@ -63,7 +68,7 @@ class CharEncoder(nn.Module):
         characters[[PADDING, UNKNOWN]] = 0
         self.characters = nn.Parameter(characters)
         self.positions = nn.Parameter(0.02 * torch.randn(shape.longest, shape.width))
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape.width, shape.heads, shape.dropout) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         hidden = (p if p > shape.width else 0) if shape.hidden is None else shape.hidden
         widen = (nn.Linear(shape.width, hidden), nn.GELU()) if hidden else ()
@@ -126,10 +131,9 @@ class CharEncoder(nn.Module):
 class Block(nn.Module):
     """y = x + attention(norm(x)), then y + feed-forward(norm(y))."""
 
-    def __init__(self, shape: CharTransformer):
+    def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
-        width = shape.width
-        self.heads, self.dropout = shape.heads, shape.dropout
+        self.heads, self.dropout = heads, dropout
         self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.mix = nn.Linear(width, width)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dsokr.errors import InputError, check_fields
-from dsokr.regressors.networks.sequence import Block, CharTransformer
+from dsokr.regressors.networks.sequence import Block, check_heads
 
 PADDING, ROW, FIRST = 0, 1, 2  # tokens: none, one that every row has, and the first column
 
@@ -40,11 +40,7 @@ class SparseTransformer:
 
     def __post_init__(self) -> None:
         check_fields(self, layers=0, dropout="[0, 1)")
-        if self.width % self.heads:
-            raise InputError(
-                "SparseTransformer.width must be a multiple of its heads. "
-                f"Got width={self.width} and heads={self.heads}."
-            )
+        check_heads(self)
 
     def __call__(self, p: int) -> SparseEncoder:
         return SparseEncoder(self, p)
@@ -58,8 +54,7 @@ class SparseEncoder(nn.Module):
         self.longest, width = shape.longest, shape.width
         self.columns = nn.LazyLinear(width, bias=False)
         self.values = nn.Parameter(torch.randn(width) / width**0.5)
-        block = CharTransformer(shape.layers or 1, width, shape.heads, shape.dropout)
-        self.blocks = nn.ModuleList(Block(block) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(width, shape.heads, shape.dropout) for _ in range(shape.layers))
         self.norm, drop = nn.LayerNorm(width), nn.Dropout(shape.dropout)
         self.out = nn.Sequential(nn.Linear(width, shape.hidden), nn.GELU(), drop, nn.Linear(shape.hidden, p))
 
@@ -69,7 +64,7 @@ class SparseEncoder(nn.Module):
         nn.init.normal_(self.columns.weight, std=self.columns.out_features**-0.5)
 
     def prepare(self, xs: Any) -> Tensor:  # (n, tokens, 2): token and value
-        """Return the largest entries of every row, after one that all have."""
+        """Return the largest entries of every row, after a token that all rows have."""
         rows = sp.csr_array(xs)
         if (known := self.columns.weight.shape[1] - FIRST) != rows.shape[1]:
             raise InputError(f"The network reads rows of {known} columns. Got {rows.shape[1]}.")
