@@ -51,10 +51,10 @@ class Coverage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Turns scores into probabilities, sets and confidence; made of the scores of calibration pairs.
+    """Turns scores into probabilities, sets and confidence, by the scores of calibration pairs.
 
-    Of every input it sees the coordinates z, the scores of its best outputs (n, k), best first and −∞ where there are
-    fewer, and the scores of others.
+    Its methods take the coordinates z of inputs (n, p), the scores of their best outputs (n, k), best first and −∞
+    where there are fewer, and scores of other outputs.
     """
 
     temperature: float
@@ -66,9 +66,10 @@ class Calibration:
 
     @staticmethod
     def of(z: Tensor, scores: Tensor, own: Tensor, right: Tensor, groups: Any = None, seed: int = 0) -> Calibration:
-        """Calibrate by the ``own`` scores of right outputs, −∞ where these cannot be answers, and which come first.
+        """Calibrate by the ``own`` scores of right outputs, −∞ where these cannot be answers.
 
-        A quarter of the pairs, drawn at random, makes scores probabilities; the others calibrate.
+        ``right`` says whose best output is right. A quarter of the pairs, drawn at random, turns scores into
+        probabilities; the others calibrate.
         """
         n = len(z)
         labels = [""] * n if groups is None else list(map(str, groups))
@@ -88,7 +89,7 @@ class Calibration:
             of_group.setdefault(labels[at], []).append(at)
         sorted_ = {label: strangeness[of_group[label]].sort().values for label in sorted(of_group)}
         first, order = odds[rest].sort(descending=True, stable=True)
-        curve = _fit_confidence(odds, right)  # all pairs may tell: it keeps the order of the odds
+        curve = _fit_confidence(odds, right)  # may use all pairs, since it keeps the order of the odds
         return Calibration(temperature, by_length, curve, sorted_, first, right[rest][order])
 
     def find_odds(self, z: Tensor, scores: Tensor) -> Tensor:  # (n,)
@@ -106,9 +107,9 @@ class Calibration:
         return (others - scores[:, :1]) / unit[:, None] - _log_sum(unit, scores)[:, None]
 
     def find_probabilities(self, z: Tensor, scores: Tensor, others: Tensor | None = None) -> Tensor:  # (n, k)
-        """The probabilities that the best outputs are right, or others by their scores, the best one first.
+        """The probabilities that outputs are right: the best ones or, by their scores, ``others``, best first.
 
-        That of the best is its confidence; the others share the rest as p(y | x) does.
+        The probability of the best output is its confidence; the others share the rest in proportion to p(y | x).
         """
         first = self.find_confidence(z, scores)[:, None]
         p = self.log_p(z, scores, scores if others is None else others).exp()
@@ -150,7 +151,7 @@ class Calibration:
         return safe
 
     def test(self, held: Tensor, coverage: float) -> Coverage:
-        """Test whether sets that held the right output, or not, did so as often as asked."""
+        """Test whether sets held the right output as often as asked; ``held`` says which did."""
         n, found, m = len(held), int(held.sum()), sum(map(len, self.strangeness.values()))
         if not n:
             raise InputError("A test of coverage needs at least one pair.")

@@ -54,7 +54,7 @@ class Best(NamedTuple):
 
 
 class Conformal:
-    """Gives a fitted model's answers a guarantee.
+    """Adds guarantees to the answers of a fitted model.
 
     >>> import numpy as np
     >>> from dsokr import kernels
@@ -88,10 +88,10 @@ class Conformal:
     def calibrate(self, X: Any = None, Y: Any = None, groups: Any = None, seed: int = 0) -> Conformal:
         """Learn from pairs that the model was not trained on; without any, from its own predictions out of fold.
 
-        A quarter of the pairs, drawn at random, makes scores probabilities; the others calibrate. With ``groups``, a
-        value for every pair, sets hold the right output as often as asked in each group. Predictions out of fold cost
-        no pairs, but the promise is then approximate: they are those of models of fewer pairs, and weights were chosen
-        by them.
+        A quarter of the pairs, drawn at random, turns scores into probabilities; the others calibrate. With ``groups``,
+        a value for every pair, sets hold the right output as often as asked in each group. Predictions out of fold cost
+        no pairs, but the guarantee is then approximate: these models learned from fewer pairs, and the weights of a
+        stack were chosen by their predictions.
         """
         z, Y = self._read_pairs(X, Y)
         best = self.find_best(z)
@@ -103,9 +103,9 @@ class Conformal:
     def predict_set(
         self, X: Any, coverage: float = 0.9, groups: Any = None, allow_empty: bool = False, most: int = LISTED
     ) -> list[PredictionSet]:
-        """For every input the outputs of its set, at most ``most`` of them, with their probabilities.
+        """For every input, at most ``most`` outputs of its set, with their probabilities.
 
-        A set has at least the best output, unless it may be empty.
+        A set always has the best output, unless ``allow_empty``.
         """
         calibration, z = self.calibration, self.model.coefficients(X)
         best = self.find_best(z)
@@ -125,7 +125,7 @@ class Conformal:
     def contains(
         self, X: Any, Y: Any, coverage: float = 0.9, groups: Any = None, allow_empty: bool = False
     ) -> Tensor:  # (n,) bool
-        """Whether the set of every input has a certain output: exact, however large the set is."""
+        """Whether the set of each input has the given output; exact, however large the set is."""
         calibration, z, Y = self.calibration, self.model.coefficients(X), as_outputs(Y)
         check_consistent_length(z, Y)
         least = calibration.find_threshold(z, self.find_best(z).scores, coverage, groups, allow_empty)
@@ -153,7 +153,7 @@ class Conformal:
         self.model.save(folder, lambda draft: self.write(draft / FILE))
 
     def write(self, path: Path) -> None:
-        """Write the calibration alone; it belongs into the folder of the model."""
+        """Write the calibration alone, to a file in the folder of the model."""
         write_values(path, {**self.calibration.state(), "pairs": self.pairs_})
 
     @classmethod
@@ -170,9 +170,9 @@ class Conformal:
         return made
 
     def calibrate_for(self, scores: Tensor) -> Calibration:  # (n, k)
-        """Calibrate for another list, of which these are the best scores for the inputs of the calibration pairs.
+        """Calibrate for another list, given its best scores for the inputs of the calibration pairs.
 
-        Each right output counts as if it was in the list: the guarantee is for inputs whose right output is.
+        Right outputs count as if they were in the list: the guarantee is for inputs whose right output is in it.
         """
         z = self.pairs_["z"].to(scores)
         own = self.score_pairs(self.pairs_["z"], self.pairs_["Y"]).to(scores)
@@ -225,7 +225,7 @@ class Conformal:
         return torch.tensor([key in self._listed for key in keys(Y)], dtype=torch.bool)
 
     def is_right(self, best: Best, Y: Any) -> Tensor:  # (n,) bool
-        """Whether the best output of every input is a certain one; graphs may be numbered in other ways."""
+        """Whether the best output of each input is the given one. Graphs may be numbered in other ways."""
         Y = as_outputs(Y)
         if best.indices is None and isinstance(Y, GraphBatch):
             found = GraphBatch.joined([GraphBatch.of(take(outputs, slice(1))) for outputs in best.outputs])
@@ -239,7 +239,7 @@ class Conformal:
 
 
 def write_values(path: Path, values: dict[str, Any]) -> None:
-    """Write a nested value, as :func:`pack` takes it, to a file of its own."""
+    """Write a nested value, as :func:`pack` takes it, to a file."""
     tensors: Tensors = {}
     facts = {"json": json.dumps(pack(values, "values", tensors)), "sealed": ZEROS.decode()}
     save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, str(path), facts)

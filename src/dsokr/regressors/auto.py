@@ -1,4 +1,4 @@
-"""What to regress with when nothing is said: a stack of what suits the inputs and their number."""
+"""The default regressor: a stack of members that suit the inputs and their number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONTRASTS = (1.0, 1.5, 2.0, 3.0, 4.5)
 HELD_OUT = 0.1  # share of the pairs that networks are stopped and weighed on
 FEW = 2000  # pairs up to which a network has nothing to add to trees and ridge on the same numbers
 FEW_MOLECULES = 10_000  # the same for a network that reads SMILES, beside trees and ridge on fingerprints
-PILOT = 250  # pairs that a fit within a budget begins with
+PILOT = 250  # pairs in the first fit within a budget
 UNITS = {"s": 1, "min": 60, "h": 3600}
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Auto:
         return float("inf") if found is None else float(found[1]) * UNITS[found[2]]
 
     def choose(self, raw: Any, encoder: Encoder | None, numbers: Any, ranks: bool = False) -> Stack:
-        """Return the stack for n inputs, as given and as a table of numbers, if they can be one.
+        """Return the stack for inputs as given (``raw``) and as a table of numbers, if there is an encoder.
 
         ``ranks`` says that answers are picked from a long list, so that the rank of the right one counts.
         """
@@ -132,7 +132,7 @@ class Auto:
 
 
 def _find_kind(raw: Any, encoder: Encoder) -> str:
-    """What the inputs are: pictures, a list of texts of some kind, or a table."""
+    """Return "picture", "table", or the kind of a list of texts."""
     if encoder.columns:
         return encoder.columns[0].kind if isinstance(raw, list) else "table"
     return "picture" if getattr(raw, "ndim", 2) > 2 else "table"
@@ -150,7 +150,7 @@ def _ridge_on_graphs(raw: Any) -> KernelRidge:
 
 
 def suit_training(network: Any, n: int, given: Mapping[str, Any]) -> Training:
-    """Settings that suit a network and n pairs, some twenty batches an epoch, where none are given."""
+    """Return the given settings, and others that suit the network and n pairs: about twenty batches an epoch."""
     batch_size = int(np.clip(2 ** round(np.log2(n / 20)), 8, 256))
     chosen: dict[str, Any] = {"batch_size": batch_size}
     if isinstance(network, WordBag):
@@ -182,7 +182,7 @@ def as_regressor(given: Any) -> Regressor | Auto:
 
 
 def prepare_reading(regressor: Regressor | Auto, X: Any, ranks: bool = False) -> tuple[Regressor, Reader]:
-    """Return the regressor, chosen by the inputs if that is left open, and what makes these as it reads them."""
+    """Return the regressor, which ``Auto`` chooses by the inputs, and a reader that prepares inputs for it."""
     if isinstance(regressor, Regressor):
         return regressor, Reader(regressor.reads, None if regressor.reads == "raw" else Encoder.of(X))
     try:
@@ -196,8 +196,8 @@ def prepare_reading(regressor: Regressor | Auto, X: Any, ranks: bool = False) ->
 def fit_within(auto: Auto, n: int, fit: Callable[[np.ndarray, Auto], T], wants_network: Callable[[T], bool]) -> T:
     """Fit to ever more of n pairs, twice as many each time, while the budget allows; return what was fitted last.
 
-    ``fit`` takes the pairs to use. What a fit takes tells what the next will, at most. Networks are left for the end,
-    and get the time that is left then; one that cannot see all pairs once in it is not used.
+    ``fit`` takes the positions of the pairs to use. The time that it takes bounds the time of the next fit. Networks
+    come last and get the remaining time; one that cannot see all pairs once in this time is not used.
     """
     end, order = time.perf_counter() + auto.seconds, np.random.default_rng(0).permutation(n)
     plain, size, growth, before = replace(auto, budget=None, networks=False), min(n, PILOT), 4.0, 0.0
@@ -209,7 +209,7 @@ def fit_within(auto: Auto, n: int, fit: Callable[[np.ndarray, Auto], T], wants_n
         if size == n or growth * took > left:
             break
         size, before = min(n, 2 * size), took
-    share = (left - 1.5 * took) / 2.5  # trained to be weighed, and again on everything
+    share = (left - 1.5 * took) / 2.5  # a network is trained twice: to be weighed, and on everything
     if share > 0 and auto.networks and wants_network(fitted):
         limits = {**auto.training, "trainer": {"max_time": timedelta(seconds=share)}}
         with suppress(TrainingError):

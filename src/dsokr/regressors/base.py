@@ -72,9 +72,9 @@ class History:
 class Regressor(ABC):
     """Specifies how to learn x -> coordinates. Frozen; :meth:`fit` returns the learned function.
 
-    ``reads`` says what it is given: inputs as the user gave them ("raw"), a table of numbers made of them ("numbers"),
-    dense with NaN where a value is missing, or sparse, or "both", as ``Inputs``. ``validation_fraction`` is the share
-    of the pairs to hold out when there are no validation pairs. ``monitor`` says what is best on them: the loss, the
+    ``reads`` says how inputs come: as the user gave them ("raw"), as a table of numbers ("numbers"), which is sparse,
+    or dense with NaN for missing values, or both ways ("both", as ``Inputs``). ``validation_fraction`` is the share of
+    the pairs to hold out when there are no validation pairs. ``monitor`` says what is measured on them: the loss, the
     mean reciprocal rank of the truth ("mrr"), or a metric of decoded outputs.
     """
 
@@ -87,14 +87,14 @@ class Regressor(ABC):
     def fit(
         self, X: Any, targets: Targets, validation: Validation = None, *, seed: int, device: Device, score: Score = None
     ) -> Fitted:
-        """Learn from n inputs and their targets. ``score`` computes the monitor, unless that is the loss."""
+        """Learn from n inputs and their targets. ``score`` computes the monitor, unless it is the loss."""
 
     @abstractmethod
     def restore(self, state: State, folder: Path, p: int, device: Device) -> Fitted:
-        """Return what ``Fitted.state`` and ``write_files`` saved; the folder may not exist."""
+        """Return the function that ``Fitted.state`` and ``write_files`` saved; without files there is no folder."""
 
     def update(self, fitted: Any, X: Any, targets: Targets, *, seed: int, device: Device) -> Fitted:
-        """Learn from further inputs and targets; what was fitted before stays as it is."""
+        """Return a function that has also learned from further pairs; ``fitted`` does not change."""
         raise InputError(f"{type(self).__name__} cannot learn from further pairs: fit it anew, or use a network.")
 
     def fit_out_of_fold(

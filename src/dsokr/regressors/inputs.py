@@ -1,4 +1,4 @@
-"""Inputs as tables of numbers, which is what trees, nearest neighbours and kernels on vectors read."""
+"""Inputs as tables of numbers, for trees, nearest neighbours and kernels on vectors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Column:
 
 
 def are_strings(texts: list[str]) -> bool:
-    """Whether texts are words, sequences or codes, to be read letter by letter."""
+    """Whether texts are single words, sequences or codes, to be read letter by letter."""
     some = texts[:SAMPLE]
     return all(map(str.isascii, texts)) and sum(len(text.split()) == 1 for text in some) >= MOST * len(some)
 
@@ -118,7 +118,7 @@ def _is_readable(parse: Any, text: str) -> bool:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Makes tables of numbers of inputs: of columns of any cells, as an array of objects, or of a list of texts.
+    """Turns an array of objects, by its columns, or a list of texts into a table of numbers.
 
     Arrays of numbers and sparse matrices are tables already; pictures are flattened.
     """
@@ -127,7 +127,7 @@ class Encoder:
 
     @staticmethod
     def of(X: Any, texts: str = "auto") -> Encoder:
-        """Look at inputs; ``texts`` says what a list of texts holds, if that is known."""
+        """Choose by the inputs; ``texts`` says what a list of texts holds, if that is known."""
         if isinstance(X, Tensor) or sp.issparse(X) or (isinstance(X, np.ndarray) and X.dtype != object):
             return Encoder()
         if isinstance(X, np.ndarray):
@@ -234,7 +234,7 @@ def _read_column(column: Any) -> np.ndarray:  # (n,)
 
 
 def identify_inputs(X: Any, most: int | None = None) -> Tensor:  # (n,) int64
-    """A number for every input, or the first of them, by which it can be known again."""
+    """Return a hash of every input, or of the first ``most``."""
     rows = take(X, slice(most)) if most is not None and count(X) > most else X
     if isinstance(rows, Tensor):
         rows = rows.detach().reshape(len(rows), -1)
@@ -245,7 +245,7 @@ def identify_inputs(X: Any, most: int | None = None) -> Tensor:  # (n,) int64
 
 
 def check_inputs(estimator: Any, X: Any, *, reset: bool, allow_missing: bool) -> Any:
-    """Arrays and data frames are checked as scikit-learn does, tensors for NaN; others are passed on as they are."""
+    """Check arrays and data frames as scikit-learn does, and tensors for NaN; pass on other inputs as they are."""
     if reset:
         for name in OF_INPUTS:
             vars(estimator).pop(name, None)
@@ -274,7 +274,7 @@ def check_inputs(estimator: Any, X: Any, *, reset: bool, allow_missing: bool) ->
 
 
 def check_weights(sample_weight: Any, Y: Any) -> Tensor | None:  # (n,)
-    """Return how much each pair counts: a number that is not negative, or None if all count the same."""
+    """Return how much each pair counts, which is never negative, or None if all count the same."""
     if sample_weight is None:
         return None
     weights = torch.as_tensor(_check_sample_weight(sample_weight, Y))
@@ -284,7 +284,7 @@ def check_weights(sample_weight: Any, Y: Any) -> Tensor | None:  # (n,)
 
 
 def check_groups(groups: Any, n: int) -> Tensor | None:  # (n,)
-    """Return the group of each of n pairs as a number, or None if each is on its own."""
+    """Return the group of each of n pairs as a number, or None if there are no groups."""
     if groups is None:
         return None
     values = np.asarray(groups)

@@ -69,7 +69,7 @@ class Scikit(Regressor):
         return _fit(clone(self.estimator), self.directions, X, targets, seed, device)
 
     def update(self, fitted: FittedScikit, X: Any, targets: Targets, *, seed: int, device: Device) -> FittedScikit:
-        """Call ``partial_fit`` of a copy, if there is one; the mean and the directions stay."""
+        """Call ``partial_fit`` of a copy of the estimator; the mean and the directions stay."""
         estimator, goals = copy.deepcopy(fitted.estimator), targets.coordinates - fitted.mean
         if not hasattr(estimator, "partial_fit"):
             name = type(getattr(estimator, "estimator", estimator)).__name__
@@ -152,7 +152,7 @@ def _restore(state: State, folder: Path, device: Device) -> FittedScikit:
 
 
 def _check_indices(part: Any, columns: int) -> None:
-    """Check the trees within what skops has read, for inputs of so many columns: compiled code trusts their indices."""
+    """Check the indices in all trees that skops has read, for inputs of so many columns: compiled code trusts them."""
     if isinstance(part, Tree):
         if not part.node_count <= part.capacity:
             raise ValueError("a tree has more nodes than there are")
@@ -182,7 +182,7 @@ def _check_nodes(nodes: Any, left: str, right: str, is_leaf: Any, feature: Any, 
 
 
 def _check_ranges(data: Any, order: Any, nodes: Any, bounds: Any, leaf_size: int, levels: int, n_nodes: int) -> None:
-    """The same for the trees of nearest neighbours, where the children of node i are 2i + 1 and 2i + 2."""
+    """Check a tree of nearest neighbours, where the children of node i are 2i + 1 and 2i + 2."""
     n, starts, ends = len(data), nodes["idx_start"], nodes["idx_end"]
     shapes = len(nodes) == n_nodes == 2**levels - 1 == bounds.shape[1] and len(order) == n
     inside = ((order >= 0) & (order < n)).all() and ((starts >= 0) & (starts <= ends) & (ends <= n)).all()

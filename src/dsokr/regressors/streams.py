@@ -28,12 +28,12 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """Pairs (x, y) that are read block by block. Pass it to ``DSOKR.fit`` in place of X; it needs no Y.
+    """Pairs (x, y) that are read block by block. Pass it to ``DSOKR.fit`` in place of X, without Y.
 
-    ``read(epoch)`` returns blocks (xs, ys): arrays, tensors, CSR matrices or lists. It is called once before training
-    and once for every epoch, with epochs counted from 1, and may return the blocks in another order each time. At most
-    ``window`` pairs are held and shuffled at once, and a block. ``sample`` pairs are drawn uniformly in the first pass:
-    they choose the anchors, the candidates, the decoder and the scales of the network.
+    ``read(epoch)`` returns blocks (xs, ys): arrays, tensors, CSR matrices or lists. It is called with 0 before
+    training, and then for every epoch, counted from 1. The blocks may come in another order each time. Pairs are
+    shuffled in windows; at most one ``window`` of pairs and one block are held at once. In the first pass, ``sample``
+    pairs are drawn uniformly: they determine the anchors, the candidates, the decoder and the scales of the network.
 
     >>> stream = Stream(lambda epoch: ((np.eye(10), list("abcdefghij")) for _ in range(10)), sample=5)
     >>> stream.draw(seed=0).total
@@ -51,9 +51,9 @@ class Stream:
     def parquet(
         files: Sequence[str | Path], x: str | Sequence[str], y: str | Sequence[str], *, seed: int = 0, **options: int
     ) -> Stream:
-        """Stream the rows of Parquet files, in another order of the files for every epoch.
+        """Stream the rows of Parquet files, whose order changes from epoch to epoch.
 
-        ``x`` and ``y`` each name a column (texts, numbers, or lists of numbers of one length) or several of numbers.
+        ``x`` and ``y`` name one column (texts, numbers, or lists of numbers of the same length) or several of numbers.
         """
         names, parquet = sorted(map(str, files)), import_extra("pyarrow.parquet", "tables")
         wanted = [name for part in (x, y) for name in ([part] if isinstance(part, str) else part)]
@@ -77,9 +77,9 @@ class Stream:
         return Stream(read, **options)
 
     def draw(self, seed: int) -> Sample:
-        """Draw ``sample`` pairs uniformly without replacement, in one pass; all of them if there are no more.
+        """Draw ``sample`` pairs uniformly without replacement in one pass, or all pairs if there are fewer.
 
-        Every pair has a random key, and those with the smallest keys are kept: the result does not depend on blocks.
+        Every pair gets a random key, and the smallest keys are kept: the result does not depend on the blocks.
         """
         rng, n = np.random.default_rng(seed), 0
         kept: list[np.ndarray] = []

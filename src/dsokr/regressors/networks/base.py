@@ -4,9 +4,9 @@ A network is given as a factory from p, the number of coordinates to predict, to
 once the basis is. Any callable will do; the factories of this package are frozen dataclasses, so that they can be
 printed, compared and saved. Beside ``forward``, a module may define any of these methods:
 
-- ``prepare(xs) -> Tensor``: raw inputs as one tensor of n rows, computed once per data set (by a tokenizer, say);
-- ``adapt(xs)``: look at the raw training inputs before training (to know their alphabet, say);
-- ``lengths(inputs) -> Tensor``: how long prepared inputs are; inputs of similar length are then batched together;
+- ``prepare(xs) -> Tensor``: turn raw inputs into a tensor of n rows, once per data set (by a tokenizer, say);
+- ``adapt(xs)``: see the raw training inputs before training (to learn their alphabet, say);
+- ``lengths(inputs) -> Tensor``: return the lengths of prepared inputs, to batch inputs of similar length together;
 - ``learning_rates() -> [(parameters, factor), ...]``: parts that learn at a multiple of ``Training.learning_rate``;
 - ``write_files(folder)``: write what a saved model needs beside its weights (a vocabulary, say). The factory's
   ``from_files(folder)`` must then return a factory that reads these files and needs nothing else.

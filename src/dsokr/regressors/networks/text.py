@@ -184,7 +184,7 @@ def _make_encoder(folder: Path) -> Any:
 
 
 def _tokenize(tokenizer: Any, max_length: int, texts: list[str]) -> Tensor:  # (n, longest of them) int32
-    """Return tokens, and warn of texts that are mostly unknown or too long."""
+    """Return tokens, and warn about texts that are mostly unknown or too long."""
     encoded = tokenizer(texts, truncation=True, max_length=max_length + 1, padding=True, return_tensors="np")
     ids, mask = encoded["input_ids"], encoded["attention_mask"] > 0
     unknown = (mask & (ids == tokenizer.unk_token_id)).sum(axis=1) > (mask.sum(axis=1) - 2) / 2
