@@ -90,8 +90,8 @@ class Conformal:
 
         A quarter of the pairs, drawn at random, turns scores into probabilities; the others calibrate. With ``groups``,
         a value for every pair, sets hold the right output as often as asked in each group. Predictions out of fold cost
-        no pairs, but the guarantee is then approximate: these models learned from fewer pairs, and the weights of a
-        stack were chosen by their predictions.
+        no pairs, but the guarantee is then approximate: they come from models of fewer pairs, and the weights of the
+        stack were chosen by them.
         """
         z, Y = self._read_pairs(X, Y)
         best = self.find_best(z)

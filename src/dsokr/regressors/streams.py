@@ -51,7 +51,7 @@ class Stream:
     def parquet(
         files: Sequence[str | Path], x: str | Sequence[str], y: str | Sequence[str], *, seed: int = 0, **options: int
     ) -> Stream:
-        """Stream the rows of Parquet files, whose order changes from epoch to epoch.
+        """Stream the rows of Parquet files; the order of the files changes from epoch to epoch.
 
         ``x`` and ``y`` name one column (texts, numbers, or lists of numbers of the same length) or several of numbers.
         """
