@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import scipy.sparse as sp
 import torch
@@ -102,7 +103,7 @@ class KernelRidge(Regressor):
         X, mean = _as_rows(X, scaler, device), targets.mean() * self.intercept
         goals, fits, rows = targets.coordinates - mean, [], []
         for kernel in _list_kernels(X, seed) if self.kernel is None else (self.kernel,):
-            ridge = self._decompose(kernel, X, goals, targets.weights, seed, device)
+            ridge = self._decompose(kernel, X, goals, targets.weighted(), seed, device)
             if validation is not None:
                 errors = self._validate(ridge, _as_rows(validation[0], scaler, device), validation[1], mean, score)
             else:
@@ -120,7 +121,7 @@ class KernelRidge(Regressor):
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
     ) -> tuple[FittedRidge, Tensor]:
-        """Leave one out, in closed form; the kernel, λ and the mean of the targets come from all pairs."""
+        """Leave one out in closed form. The kernel, λ and the mean of the targets come from all pairs."""
         fitted = self.fit(X, targets, seed=seed, device=device)
         assert fitted.ridge is not None  # it was just fitted
         goals, z = targets.coordinates - fitted.mean, torch.empty_like(targets.coordinates)
@@ -134,7 +135,7 @@ class KernelRidge(Regressor):
         return replace(self, regularization=math.exp(sum(logarithms) / len(logarithms)))
 
     def _decompose(
-        self, kernel: Kernel, X: Outputs, goals: Tensor, weights: Tensor | None, seed: int, device: Device
+        self, kernel: Kernel, X: Outputs, goals: Tensor, weights: Tensor, seed: int, device: Device
     ) -> Ridge:
         if self.sketch is None and isinstance(kernel, Linear) and X.shape[1] <= MOST < count(X):  # columns span all
             units = sp.eye_array(X.shape[1], format="csr") if sp.issparse(X) else torch.eye(X.shape[1]).to(X)
@@ -158,7 +159,7 @@ class KernelRidge(Regressor):
             yield error if score is None else error | {"val_score": score(z)}
 
     def _leave_one_out(self, ridge: Ridge, goals: Tensor, targets: Targets) -> Iterator[dict[str, float]]:
-        """The error of every λ, leaving out each pair in turn, in the directions in which the outputs vary most."""
+        """The error of every λ when each pair is left out, in the directions in which the outputs vary most."""
         if len(self.penalties) == 1 and self.kernel is not None:  # nothing to choose
             yield {"val_loss": math.nan}
             return
@@ -228,18 +229,31 @@ class FittedRidge(Fitted):
         }
 
 
-class Ridge(Protocol):
-    """Ridge regression, decomposed so that every λ is cheap."""
+@dataclass(frozen=True, eq=False)
+class Ridge(ABC):
+    """Ridge regression on n inputs. One eigendecomposition U D Uᵀ of their r × r matrix serves every λ."""
 
-    @property
-    def kernel(self) -> Kernel: ...
+    kernel: Kernel
+    anchors: Outputs
+    weights: Tensor  # s, (n,)
+    eigenvalues: Tensor  # D, (r,)
+    eigenvectors: Tensor  # U, (r, r)
 
-    @property
-    def anchors(self) -> Outputs: ...
+    @cached_property
+    def total(self) -> float:
+        """Σ_i s_i, which takes the place of n."""
+        return self.weights.sum().item()
 
+    def solve(self, right: Tensor, regularization: float) -> Tensor:  # (r, q) -> (r, q)
+        """(U D Uᵀ + n λ I)^{-1} times the right side."""
+        shrunk = (self.eigenvectors.T @ right) / (self.eigenvalues + self.total * regularization)[:, None]
+        return self.eigenvectors @ shrunk
+
+    @abstractmethod
     def solve_dual(self, regularization: float) -> Tensor:  # (m, p)
         """The coefficients of the kernel functions at the anchors."""
 
+    @abstractmethod
     def leave_one_out(
         self, targets: Tensor, directions: Tensor | None, penalties: Sequence[float]
     ) -> Iterator[tuple[slice, list[Tensor]]]:
@@ -251,33 +265,21 @@ class Ridge(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class ExactRidge:
-    """Ridge regression on all n inputs: K = U D Uᵀ, and c = U (D + n λ I)^{-1} Uᵀ T.
+class ExactRidge(Ridge):
+    """All inputs are anchors: S^½ K S^½ = U D Uᵀ, and c = S^½ U (D + n λ I)^{-1} Uᵀ S^½ T."""
 
-    With weights s on the rows, K becomes S^½ K S^½, T becomes S^½ T, c is multiplied by S^½, and n is Σ_i s_i.
-    """
-
-    kernel: Kernel
-    anchors: Outputs
     roots: Tensor  # s^½, (n, 1)
-    eigenvalues: Tensor  # D, (n,)
-    eigenvectors: Tensor  # U, (n, n)
     targets: Tensor  # S^½ T, (n, p)
 
     @staticmethod
-    def of(kernel: Kernel, X: Outputs, targets: Tensor, weights: Tensor | None = None) -> ExactRidge:
-        ones = torch.ones(count(X), dtype=torch.float64) if weights is None else weights.double()
-        roots = ones.sqrt()[:, None].to(targets.device)
+    def of(kernel: Kernel, X: Outputs, targets: Tensor, weights: Tensor) -> ExactRidge:
+        roots = weights.to(targets).sqrt()[:, None]
         gram = kernel(X, X).to(targets) * roots * roots.T
         eigenvalues, eigenvectors = torch.linalg.eigh(gram)
-        return ExactRidge(kernel, X, roots, eigenvalues.clamp(min=0), eigenvectors, roots * targets)
+        return ExactRidge(kernel, X, weights, eigenvalues.clamp(min=0), eigenvectors, roots, roots * targets)
 
     def solve_dual(self, regularization: float) -> Tensor:  # (n, p)
-        return self.roots * self._solve(self.targets, regularization)
-
-    def _solve(self, right: Tensor, regularization: float) -> Tensor:
-        shift = self.roots.square().sum() * regularization
-        return self.eigenvectors @ ((self.eigenvectors.T @ right) / (self.eigenvalues + shift)[:, None])
+        return self.roots * self.solve(self.targets, regularization)
 
     def leave_one_out(
         self, targets: Tensor, directions: Tensor | None, penalties: Sequence[float]
@@ -285,32 +287,25 @@ class ExactRidge:
         t, turned = self.roots * targets, self.eigenvectors.T @ (self.roots * targets)
         squares, left_out = self.eigenvectors.square(), []
         for penalty in penalties:
-            shrunk = (self.eigenvalues / (self.eigenvalues + self.roots.square().sum() * penalty))[:, None]
+            shrunk = (self.eigenvalues / (self.eigenvalues + self.total * penalty))[:, None]
             h = (squares @ shrunk).clamp(max=1 - EPSILON)
             left_out.append((self.eigenvectors @ (shrunk * turned) - h * t) / (1 - h) / self.roots.clamp(min=EPSILON))
         yield slice(0, len(t)), left_out
 
 
 @dataclass(frozen=True, eq=False)
-class SketchedRidge:
-    """Ridge regression on the coordinates of n inputs in a basis: one eigendecomposition serves every λ.
-
-    With Z (n, p) the coordinates, Zᵀ Z = U D Uᵀ and (Zᵀ Z + n λ I)^{-1} = U (D + n λ)^{-1} Uᵀ. With weights s on the
-    rows, Zᵀ S Z takes the place of Zᵀ Z, Zᵀ S T that of Zᵀ T, and Σ_i s_i that of n.
-    """
+class SketchedRidge(Ridge):
+    """Inputs are regressed by their coordinates Z (n, p) in a basis: Zᵀ S Z = U D Uᵀ."""
 
     basis: SketchedBasis
     X: Outputs
-    weights: Tensor | None
-    eigenvalues: Tensor  # D, (p,)
-    eigenvectors: Tensor  # U, (p, p)
-    cross: Tensor  # Zᵀ T, (p, c)
+    cross: Tensor  # Zᵀ S T, (p, c)
 
     @classmethod
     def of(
         cls, basis: SketchedBasis, X: Outputs, targets: Tensor | None = None, weights: Tensor | None = None
     ) -> SketchedRidge:
-        """Accumulate Zᵀ Z and Zᵀ T over blocks of the n inputs and c columns of targets; Z is never held.
+        """Accumulate Zᵀ S Z and Zᵀ S T over blocks of the n inputs and c columns of targets; Z is never held.
 
         Time is O(n p (m + p + c) + p³), memory O(p (p + c)) and a block.
         """
@@ -318,31 +313,16 @@ class SketchedRidge:
         covariance, cross = (
             torch.zeros(basis.dim, width, dtype=torch.float64, device=basis.device) for width in (basis.dim, columns)
         )
+        weights = (torch.ones(count(X)) if weights is None else weights).to(cross)
         for where, block in blocks(X, BLOCK):
             z = basis.embed(block)
-            weighted = z if weights is None else weights[where].to(z)[:, None] * z
+            weighted = weights[where, None] * z
             covariance.addmm_(weighted.T, z)
             if targets is not None:
                 cross.addmm_(weighted.T, targets[where].to(z))
         eigenvalues, eigenvectors = torch.linalg.eigh(covariance)
-        return cls(basis, X, weights, eigenvalues.clamp(min=0), eigenvectors, cross)
-
-    @property
-    def n(self) -> float:
-        return count(self.X) if self.weights is None else self.weights.sum().item()
-
-    @property
-    def kernel(self) -> Kernel:
-        return self.basis.kernel
-
-    @property
-    def anchors(self) -> Outputs:
-        return self.basis.anchors
-
-    def solve(self, right: Tensor, regularization: float) -> Tensor:  # (p, q) -> (p, q)
-        """(Zᵀ Z + n λ I)^{-1} times the right side."""
-        scaled = (self.eigenvectors.T @ right) / (self.eigenvalues + self.n * regularization)[:, None]
-        return self.eigenvectors @ scaled
+        eigenvalues = eigenvalues.clamp(min=0)
+        return cls(basis.kernel, basis.anchors, weights, eigenvalues, eigenvectors, basis, X, cross)
 
     def solve_dual(self, regularization: float) -> Tensor:  # (m, p)
         dual = self.basis.projection.T @ self.solve(self.cross, regularization)
@@ -355,10 +335,9 @@ class SketchedRidge:
         turned = self.eigenvectors.T @ (self.cross if directions is None else self.cross @ directions)
         for where, block in blocks(self.X, BLOCK):
             z, t = self.basis.embed(block) @ self.eigenvectors, targets[where].to(self.cross)
-            s = 1.0 if self.weights is None else self.weights[where].to(t)[:, None]
             left_out = []
             for penalty in penalties:
-                shrunk = z / (self.eigenvalues + self.n * penalty)
-                h = (s * (shrunk * z).sum(dim=1, keepdim=True)).clamp(max=1 - EPSILON)
+                shrunk = z / (self.eigenvalues + self.total * penalty)
+                h = (self.weights[where, None] * (shrunk * z).sum(dim=1, keepdim=True)).clamp(max=1 - EPSILON)
                 left_out.append((shrunk @ turned - h * t) / (1 - h))
             yield where, left_out
