@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -69,13 +69,13 @@ class Forest(Regressor):
         forest = self._grow(X, goals, targets.weights, seed, bootstrap=True)
         drawn = np.stack([np.bincount(rows, minlength=len(goals)) for rows in forest.estimators_samples_], axis=1)
         trees, counts = Trees.of(forest), weights[:, None] * drawn
-
-        grown_leaves = trees.root + forest.apply(_dense(X))
+        grown_leaves, is_out = trees.root + forest.apply(_dense(X)), drawn == 0
 
         def predict(min_split: int, coordinates: np.ndarray) -> tuple[sp.csr_array, np.ndarray]:
             leaves = trees.prune_leaves(min_split)[grown_leaves]
             answers = trees.average_leaves(leaves, counts)
-            return answers, _answer(answers, leaves, drawn == 0, coordinates)
+            parts = [_weigh(answers, leaves[at], is_out[at]) @ coordinates for at, _ in blocks(leaves, ROWS)]
+            return answers, np.concatenate(parts)
 
         errors = {
             size: weights @ np.square(predict(size, goals)[1] - goals).sum(axis=1)
@@ -95,7 +95,7 @@ class Forest(Regressor):
         return FittedForest(trees, answers, targets.coordinates.to(device))
 
     def _goals(self, targets: Targets) -> np.ndarray:  # (n, directions)
-        """What trees grow on. Rounded so that sums of them are exact: equal splits are equal in any order of rows."""
+        """What trees grow on, rounded so that sums are exact and equal splits tie whatever the order of the rows."""
         centred = targets.coordinates - targets.mean()
         goals = (centred @ leading_directions(targets, self.directions)).cpu().numpy()
         unit = 2.0 ** (np.frexp(np.abs(goals).max())[1] - 24)
@@ -131,24 +131,20 @@ class Trees(NamedTuple):
     @staticmethod
     def of(forest: ExtraTreesRegressor) -> Trees:
         grown = [tree.tree_ for tree in forest.estimators_]
-        root = np.cumsum([0, *(tree.node_count for tree in grown)])[:-1]
-        left, right = (
-            np.concatenate(
-                [
-                    start + np.where(getattr(tree, side) < 0, np.arange(tree.node_count), getattr(tree, side))
-                    for start, tree in zip(root, grown, strict=True)
-                ]
-            )
-            for side in ("children_left", "children_right")
-        )
-        feature, threshold, missing, size = (
-            np.concatenate([getattr(tree, name) for tree in grown])
-            for name in ("feature", "threshold", "missing_go_to_left", "weighted_n_node_samples")
-        )
-        return Trees(root, left, right, feature.clip(min=0), threshold, missing, size)
+        counts = [tree.node_count for tree in grown]
+        root = np.cumsum([0, *counts])[:-1]
+        start, node = np.repeat(root, counts), np.arange(sum(counts))
+
+        def join(name: str) -> np.ndarray:
+            return np.concatenate([getattr(tree, name) for tree in grown])
+
+        sides = join("children_left"), join("children_right")
+        left, right = (np.where(side < 0, node, start + side) for side in sides)
+        threshold, missing, size = map(join, ("threshold", "missing_go_to_left", "weighted_n_node_samples"))
+        return Trees(root, left, right, join("feature").clip(min=0), threshold, missing, size)
 
     def checked(self) -> Trees:
-        """Return the trees, which come from a file, if every child comes after its parent: paths then end."""
+        """Check trees that come from a file: every child must come after its parent, so that all paths end."""
         node = np.arange(len(self.left))
         sides = all(len(part) == len(node) and ((part >= node) & (part < len(node))).all() for part in self[1:3])
         if not sides or any(len(part) != len(node) for part in self[3:]) or (self.feature < 0).any():
@@ -158,12 +154,12 @@ class Trees(NamedTuple):
         return self
 
     def pruned(self, min_split: int) -> Trees:
-        """The same trees, where nodes of less than this weight are leaves."""
+        """The same trees, with nodes below this weight made leaves."""
         node, is_leaf = np.arange(len(self.size)), self.size < min_split
         return self._replace(left=np.where(is_leaf, node, self.left), right=np.where(is_leaf, node, self.right))
 
     def prune_leaves(self, min_split: int) -> np.ndarray:  # (nodes,)
-        """The node that takes the place of each node if those of less than this weight are leaves."""
+        """The node that each node becomes part of if nodes below this weight are made leaves."""
         node = np.arange(len(self.size))
         parent = node.copy()
         for side in (self.left, self.right):
@@ -176,7 +172,8 @@ class Trees(NamedTuple):
 
     def find_leaves(self, X: Any) -> np.ndarray:  # (n, trees)
         """The leaf of every input in every tree. As in scikit-learn, inputs are compared in single precision."""
-        return np.concatenate([self._descend(block) for block in _dense_blocks(X)])
+        dense = (block.toarray() if sp.issparse(block) else block for _, block in blocks(X, ROWS))
+        return np.concatenate([self._descend(np.asarray(block, dtype=np.float32)) for block in dense])
 
     def _descend(self, X: np.ndarray) -> np.ndarray:
         rows, node = np.arange(len(X))[:, None], np.tile(self.root, (len(X), 1))
@@ -189,7 +186,7 @@ class Trees(NamedTuple):
             node = below
 
     def average_leaves(self, leaves: np.ndarray, weights: np.ndarray) -> sp.csr_array:  # (nodes, n)
-        """The weight of every training input in the mean of each leaf, from their own leaves and weights (n, trees)."""
+        """The weights of the training inputs in the mean of each leaf, given their leaves and weights (n, trees)."""
         rows = np.broadcast_to(np.arange(len(leaves))[:, None], leaves.shape)
         values = np.broadcast_to(weights, leaves.shape).ravel()
         total = np.bincount(leaves.ravel(), values, minlength=len(self.feature))
@@ -209,9 +206,8 @@ class FittedForest(Fitted):
     coordinates: Tensor  # (n, p), of the training outputs
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
-        leaves = self.trees.find_leaves(X)
-        every = np.ones(leaves.shape, dtype=bool)
-        z = _answer(self.answers, leaves, every, self.coordinates.cpu().numpy())
+        coordinates = self.coordinates.cpu().numpy()
+        z = np.concatenate([self.weights(block) @ coordinates for _, block in blocks(X, ROWS)])
         return torch.from_numpy(z).to(self.coordinates)
 
     def weights(self, X: Any) -> sp.csr_array:  # (inputs, n)
@@ -230,18 +226,8 @@ def _weigh(answers: sp.csr_array, leaves: np.ndarray, counts: np.ndarray) -> sp.
     return sp.csr_array((share.ravel(), leaves.ravel(), starts), shape=(len(leaves), answers.shape[0])) @ answers
 
 
-def _answer(answers: sp.csr_array, leaves: np.ndarray, counts: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
-    parts = [_weigh(answers, leaves[where], counts[where]) @ coordinates for where, _ in blocks(leaves, ROWS)]
-    return np.concatenate(parts)
-
-
 def _dense(X: Any) -> Any:
     """A table on which trees grow fast: dense, unless that is too large."""
     if not sp.issparse(X):
         return X
     return X.toarray() if np.prod(X.shape) <= DENSE else X.tocsc()
-
-
-def _dense_blocks(X: Any) -> Iterator[np.ndarray]:
-    for _, block in blocks(X, ROWS):
-        yield np.asarray(block.toarray() if sp.issparse(block) else block, dtype=np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +44,15 @@ class Neighbors(Regressor):
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
     ) -> tuple[FittedNeighbors, Tensor]:
-        scaler = Scaler.of(X, targets.weighted())
-        rows, n = scaler.scale(X), count(X)
+        scaler, n, weights = Scaler.of(X, targets.weighted()), count(X), targets.weighted().to(device)
         sizes = [min(self.size, n - 1)] if self.size else [k for k in SIZES if k < n] or [1]
-        weights = targets.weighted().to(device)
-        found = FittedNeighbors(scaler, rows, targets.coordinates.to(device), weights, sizes[-1])
+        found = FittedNeighbors(scaler, scaler.scale(X), targets.coordinates.to(device), weights, sizes[-1])
         near = found.find(None, sizes[-1])  # of every training input, without itself
-        goals = (targets.coordinates - targets.mean()) @ leading_directions(targets, DIRECTIONS)
-        errors = [
-            (weights @ (average(near[:, :k], goals.to(device), weights) - goals.to(device)).square().sum(dim=1)).item()
-            for k in sizes
-        ]
+        goals = ((targets.coordinates - targets.mean()) @ leading_directions(targets, DIRECTIONS)).to(device)
+        errors = [(weights @ (average(near[:, :k], goals, weights) - goals).square().sum(dim=1)).item() for k in sizes]
         best = sizes[int(np.argmin(errors))]
-        found = FittedNeighbors(scaler, rows, found.coordinates, weights, best)
-        return found, average(near[:, :best], found.coordinates, weights).to(targets.coordinates)
+        z = average(near[:, :best], found.coordinates, weights).to(targets.coordinates)
+        return replace(found, size=best), z
 
     def restore(self, state: State, folder: Path, p: int, device: Device) -> FittedNeighbors:
         coordinates, weights = state["coordinates"].to(device), state["weights"].to(device)
@@ -66,20 +61,21 @@ class Neighbors(Regressor):
         return FittedNeighbors(Scaler(**state["scaler"]), state["rows"], coordinates, weights, state["size"])
 
 
+@dataclass(eq=False)
 class FittedNeighbors(Fitted):
     """The training inputs, searched by scikit-learn."""
 
     scaler: Scaler
-    coordinates: Tensor
-    weights: Tensor
+    rows: Any  # (n, d), scaled
+    coordinates: Tensor  # (n, p)
+    weights: Tensor  # (n,)
     size: int
 
-    def __init__(self, scaler: Scaler, rows: Any, coordinates: Tensor, weights: Tensor, size: int):
-        self.scaler, self.rows, self.coordinates, self.weights, self.size = scaler, rows, coordinates, weights, size
-        self.search = NearestNeighbors().fit(rows)
+    def __post_init__(self) -> None:
+        self.search = NearestNeighbors().fit(self.rows)
 
     def find(self, rows: Any, k: int) -> Tensor:  # (n, k)
-        """The nearest training inputs of scaled rows; None: of the training inputs, each without itself."""
+        """The nearest training inputs of scaled rows. ``rows=None`` means the training inputs, each without itself."""
         return torch.from_numpy(self.search.kneighbors(rows, k, return_distance=False)).to(self.coordinates.device)
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
@@ -92,7 +88,7 @@ class FittedNeighbors(Fitted):
 
 
 def average(near: Tensor, coordinates: Tensor, weights: Tensor) -> Tensor:  # (n, k) -> (n, p)
-    """The weighted mean of coordinates at positions, a few rows at a time: all of them at once may not fit."""
+    """The weighted mean of coordinates at positions, block by block: all at once may not fit into memory."""
     parts = []
     for _, block in blocks(near, ROWS):
         share = weights[block] / weights[block].sum(dim=1, keepdim=True)
