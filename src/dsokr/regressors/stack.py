@@ -37,14 +37,13 @@ class Stack(Regressor):
     """g(x) = Σ_k w_k g_k(x) with w ≥ 0 that minimises Σ_i ‖Σ_k w_k g_k^{−i}(x_i) − ψ̃(y_i)‖².
 
     g_k^{−i} was learned without the pair i: out of fold, out of bag or leaving it out, whichever costs a member least.
-    So a stack is never worse than its best member on pairs it has not seen, as far as these can tell. Members of weight
-    zero are not kept. ``folds`` is the number of folds, or a share of the pairs to hold out once, for members that take
-    long. With ``weights="equal"`` the stack is the plain mean: of networks over seeds, say.
+    So on pairs that were not seen, a stack is never worse than its best member, as far as these predictions can tell.
+    Members of weight zero are not kept. ``folds`` is the number of folds. For members that take long, it may be a share
+    of the pairs to hold out once. With ``weights="equal"`` the stack is the plain mean, of networks over seeds, say.
 
-    The least squares of coordinates are not all that counts. Regression shrinks predictions towards their mean, which
-    favours frequent outputs; the ``contrast`` c in mean + c (g(x) − mean) undoes that. Where several contrasts are
-    given, contrast and weights move step by step, to the next one and towards single members, as long as decoded
-    outputs get better.
+    Regression shrinks predictions towards their mean, which favours frequent outputs; the ``contrast`` c in
+    mean + c (g(x) − mean) undoes that. If several contrasts are given, contrast and weights move step by step, to the
+    next contrast or towards single members, as long as decoded outputs get better.
 
     >>> from dsokr.regressors import Forest, KernelRidge
     >>> Stack((Forest(), KernelRidge())).folds
@@ -75,7 +74,8 @@ class Stack(Regressor):
         """Fit every member; weigh them on the validation pairs, if there are any, or out of fold."""
         n = len(targets.coordinates)
         folds = [] if validation is not None else make_folds(n, self.folds, seed, targets.groups)
-        rows = torch.cat(folds).sort().values if folds else torch.empty(0, dtype=torch.long)
+        rows = torch.cat(folds).sort().values if folds else None
+        truth = targets.take(rows) if validation is None else validation[1]
         fits: list[Fitted] = []
         predictions, tried = [], []
         for number, member in enumerate(self.members):
@@ -91,25 +91,24 @@ class Stack(Regressor):
             fits.append(fitted)
             predictions.append(z.cpu())
             tried.append({"regressor": shorten(member), "seconds": time.perf_counter() - started})
-        truth = validation[1] if validation is not None else targets.take(rows)
         weights = self._weigh(predictions, truth)
-        z = sum(w * p for w, p in zip(weights.tolist(), predictions, strict=True))
-        for row, weight, own_z in zip(tried, weights.tolist(), predictions, strict=True):
-            row |= {"weight": weight, "explained": explained(own_z, truth)}
-        tried.append({"regressor": "the stack", "explained": explained(z, truth)})
-        everyone = zip(range(len(fits)), self.members, fits, weights.tolist(), strict=True)
-        members = tuple(Member(number, member.reads, fit, w) for number, member, fit, w in everyone)
+        members, total = [], torch.zeros_like(truth.coordinates, device="cpu")
+        for number, (fitted, z, weight) in enumerate(zip(fits, predictions, weights, strict=True)):
+            members.append(Member(number, self.members[number].reads, fitted, weight))
+            tried[number] |= {"weight": weight, "explained": explained(z, truth)}
+            total += weight * z
+        tried.append({"regressor": "the stack", "explained": explained(total, truth)})
         contrasts = self.contrast if isinstance(self.contrast, tuple) else (self.contrast,)
-        unseen = Unseen(rows if folds else None, [z.to(device) for z in predictions])
-        return FittedStack(members, targets.mean(), contrasts[0], contrasts, tried, unseen)
+        unseen = Unseen(rows, [z.to(device) for z in predictions])
+        return FittedStack(tuple(members), targets.mean(), contrasts[0], contrasts, tried, unseen)
 
-    def _weigh(self, predictions: list[Tensor], truth: Targets) -> Tensor:  # (members,)
+    def _weigh(self, predictions: list[Tensor], truth: Targets) -> list[float]:
         if self.weights == "equal":
-            return torch.full((len(predictions),), 1 / len(predictions), dtype=torch.float64)
-        return solve_weights(predictions, truth)
+            return [1 / len(predictions)] * len(predictions)
+        return solve_weights(predictions, truth).tolist()
 
     def update(self, fitted: FittedStack, X: Any, targets: Targets, *, seed: int, device: Device) -> FittedStack:
-        """Update every member that counts, if all can learn from further pairs; the weights stay."""
+        """Update every member that was kept, if all can learn from further pairs; the weights stay."""
         kept = tuple(
             member._replace(
                 fitted=self.members[member.number].update(
@@ -148,7 +147,7 @@ def solve_weights(predictions: list[Tensor], truth: Targets) -> Tensor:  # (memb
 
 
 def explained(z: Tensor, truth: Targets) -> float:
-    """The share of the variance of the coordinates that predictions explain, R²."""
+    """R², the share of the variance of the coordinates that predictions explain."""
     s, goal = truth.weighted().cpu(), truth.coordinates.cpu()
     total = s @ (goal - truth.mean().cpu()).square().sum(dim=1)
     return 1 - (s @ (z - goal).square().sum(dim=1) / total).item() if total > 0 else 0.0
@@ -174,9 +173,9 @@ class Member(NamedTuple):
 
 
 class Unseen(NamedTuple):
-    """Inputs that no member was fitted to, by their rows among the training inputs, or those of validation."""
+    """Predictions for inputs that no member was fitted to."""
 
-    rows: Tensor | None  # (k,)
+    rows: Tensor | None  # (k,), of the training inputs; None: they are the validation inputs
     predictions: list[Tensor]  # (k, p) by every member
 
 
@@ -193,7 +192,7 @@ class FittedStack(Fitted):
 
     @property
     def history(self) -> History:  # type: ignore[override] # an attribute elsewhere
-        """How the training of its network went, if it has one."""
+        """The history of its first network, if it has one."""
         return next((m.fitted.history for m in self.members if m.fitted.history["train_loss"]), History())
 
     def predict(self, X: Any) -> Tensor:  # (n, p) float64
