@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsokr.errors import InputError, check_fields
 from dsokr.files import DRAFT, BlockSums, check_place, lock_folder, replace_file, sum_file
-from dsokr.index.candidates import CandidateIndex, import_faiss
+from dsokr.index.candidates import CandidateIndex, check_same, import_faiss
 from dsokr.index.columns import as_hashes, as_numbers
 from dsokr.index.stored import FILES, HEAD, OURS, Arrays, Head, map_arrays, map_deleted
 from dsokr.rules import Rule, as_points
@@ -81,33 +81,16 @@ Blocks = Callable[[int], Iterator[Block]]
 Report = Callable[[Progress], None]
 
 
-def build(
-    folder: str | Path,
-    blocks: Blocks,
-    *,
-    model: str,
-    dim: int,
-    source: str = "",
-    columns: Sequence[str] = (),
-    options: BuildOptions = BuildOptions(),  # noqa: B008 # frozen, so sharing it is harmless
-    say: Say = lambda line: None,
-    progress: Report = lambda now: None,
-    restart: bool = False,
+def build_folder(
+    address: str | Path, new: Head, blocks: Blocks, options: BuildOptions, say: Say, progress: Report, restart: bool
 ) -> CandidateIndex:
-    """Write an index of the candidates that ``blocks(start)`` yields, beginning at row ``start`` of the library.
-
-    ``model`` is the fingerprint of the basis and ``source`` identifies the library: an interrupted build resumes only
-    with the same two. A finished index keeps its candidates and gets another FAISS index if the options ask for one.
-    ``columns`` are those that all blocks have. ``restart`` discards an index in the folder, finished or not.
-    """
-    folder = Path(folder)
+    """Write an index into a folder, see :func:`dsokr.index.build`. ``new`` is its head, without candidates."""
+    folder = Path(address)
     if options.kind in EFFORTS:
         import_faiss()  # fail now rather than after an hour
     check_place(folder / HEAD)
     with lock_folder(folder, "dsokr embed"):
-        for left in folder.glob(f"{DRAFT}*"):
-            left.unlink()  # left by a crash
-        head = _find_head(folder, Head(model, dim, options.dtype, source, columns=list(columns)), restart)
+        head = _find_head(folder, new, restart)
         if options.sort_by is not None and options.sort_by not in head.columns:
             there = ", ".join(head.columns) or "none"
             raise InputError(f"The candidates have no column {options.sort_by!r} to sort by. Their columns: {there}.")
@@ -117,22 +100,18 @@ def build(
             say(f"Sorting the candidates by {options.sort_by}.")
             head = rewrite(folder, head, str(options.sort_by))
         write_faiss(folder, head, options, say)
-        return CandidateIndex.open(folder, model)
+        return CandidateIndex.open(folder, new.model)
 
 
-def _find_head(folder: Path, wanted: Head, restart: bool) -> Head:
-    """Return the head of the index in the folder, which must be for the same model and library, or a new one."""
+def _find_head(folder: Path, new: Head, restart: bool) -> Head:
+    """Return the head of the index in the folder, which must be for the same model and library, or the new one."""
     has_head = (folder / HEAD).exists()
     if not has_head and any(not file.name.startswith(".") for file in folder.iterdir()):
         raise InputError(f"{folder} exists and is not an index. Choose another folder.")
     if restart or not has_head:
-        return wanted
-    head = Head.read_from(folder)
-    for part, other in (("model", "another model"), ("source", "another library"), ("dtype", "another dtype")):
-        if getattr(head, part) != getattr(wanted, part):
-            raise InputError(
-                f"{folder} holds an index of {other}. Choose another folder, or discard it with --restart."
-            )
+        return new
+    head, remedy = Head.read_from(folder), "Choose another folder, or discard it with --restart."
+    check_same(head, new, ("model", "source", "dtype"), f"{folder} holds an index", remedy)
     return head
 
 
@@ -177,7 +156,7 @@ class Writer:
         stack.callback(self.commit)
 
     def add(self, block: Block) -> None:
-        rows, diag = check_block(block, self.head)
+        rows, diag = check_block(block, self.head.dim, self.head.dtype)
         cells = [block.cells[name] for name in self.head.columns]
         parts = zip(block.texts, block.names or [""] * len(rows), *cells, strict=True)
         lines = [json.dumps(part, ensure_ascii=False).encode() + b"\n" for part in parts]
@@ -206,19 +185,20 @@ class Writer:
         self.last_commit = time.monotonic()
 
 
-def check_block(block: Block, head: Head) -> tuple[Tensor, Tensor]:  # (n, p) as stored, (n,)
-    psi, diag, n = block.psi.detach().cpu(), block.diag.detach().cpu().double(), len(block.texts)
-    shapes = [tuple(psi.shape), tuple(diag.shape), n if block.names is None else len(block.names)]
-    if shapes != [(n, head.dim), (n,), n]:
+def check_block(block: Block, dim: int, dtype: str) -> tuple[Tensor, Tensor]:  # (n, p), (n,)
+    """Return the coordinates and the diagonal of a block as they are stored, if they can be."""
+    rows, n = block.psi.detach().cpu().to(getattr(torch, dtype)), len(block.texts)
+    diag = block.diag.detach().cpu().double()
+    shapes = [tuple(rows.shape), tuple(diag.shape), n if block.names is None else len(block.names)]
+    if shapes != [(n, dim), (n,), n]:
         raise InputError(
-            f"A block of {n} texts needs coordinates ({n}, {head.dim}), a diagonal ({n},) and {n} names or "
+            f"A block of {n} texts needs coordinates ({n}, {dim}), a diagonal ({n},) and {n} names or "
             f"none. Got {shapes[0]}, {shapes[1]} and {shapes[2]}."
         )
-    rows = psi.to(getattr(torch, head.dtype))
     finite = rows.isfinite().all(dim=1) & diag.isfinite()
     if not finite.all():
         text = block.texts[int((~finite).nonzero()[0])]
-        raise InputError(f"Candidate {text!r} has coordinates that are not finite in {head.dtype}.")
+        raise InputError(f"Candidate {text!r} has coordinates that are not finite in {dtype}.")
     return rows, diag
 
 
@@ -273,8 +253,8 @@ def rewrite(folder: Path, head: Head, column: str) -> Head:
             file.flush()
             os.fsync(file.fileno())
     sizes = {name: made.size for name, made in sums.items()}
-    new = replace(new, count=len(order), main=len(order), sizes=sizes)
-    new = replace(new, sums={name: str(made) for name, made in sums.items()})
+    checksums = {name: str(made) for name, made in sums.items()}
+    new = replace(new, count=len(order), main=len(order), sizes=sizes, sums=checksums)
     new.write(folder)
     tidy(folder, new)  # a FAISS index knows candidates by their old positions
     return new

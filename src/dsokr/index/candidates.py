@@ -59,21 +59,18 @@ class CandidateIndex:
 
         Up to 64 MiB all checksums are verified now; those of larger ones block by block, before a block is first read.
         """
+        folder = Path(folder)
         while True:
-            head = Head.read_from(Path(folder))
+            head = Head.read_from(folder)
             try:
-                return cls._open(Path(folder), head, model)
+                check_usable(f"The index {folder}", head.finished, head.model, model)
+                arrays = map_arrays(folder, head)
+                if sum(path.stat().st_size for path in head.list_files(folder) if path.exists()) <= CHECKED:
+                    head.verify(folder)
+                return cls(head, arrays, read_faiss(folder, head), folder)
             except (ModelFolderError, OSError):
-                if Head.read_from(Path(folder)) == head:  # otherwise an update replaced the files: open them again
+                if Head.read_from(folder) == head:  # otherwise an update replaced the files: open them again
                     raise
-
-    @classmethod
-    def _open(cls, folder: Path, head: Head, model: str | None) -> CandidateIndex:
-        check_usable(f"The index {folder}", head.finished, head.model, model)
-        arrays = map_arrays(folder, head)
-        if sum(path.stat().st_size for path in head.list_files(folder) if path.exists()) <= CHECKED:
-            head.verify(folder)
-        return cls(head, arrays, read_faiss(folder, head), folder)
 
     def refreshed(self) -> CandidateIndex:
         """Return the newest version of this index; the same object if nothing changed."""
@@ -194,6 +191,13 @@ def check_usable(place: str, is_finished: bool, built_for: str, model: str | Non
         raise ModelFolderError(f"{place} is unfinished. Run the command that builds it again to resume.")
     if model not in (None, built_for):
         raise InputError(f"{place} was built for another model. Embed the candidates again with this one.")
+
+
+def check_same(found: Any, wanted: Any, parts: Sequence[str], what: str, remedy: str) -> None:
+    """Check that what is at an address, finished or not, was begun for the same model, library and so on."""
+    for part in parts:
+        if getattr(found, part) != getattr(wanted, part):
+            raise InputError(f"{what} of another {part.replace('source', 'library')}. {remedy}")
 
 
 def scan_size(n: int, dim: int) -> int:

@@ -26,6 +26,7 @@ from dsokr.index.build import (
     codes_of,
     write_blocks,
 )
+from dsokr.index.candidates import check_same
 from dsokr.index.columns import as_hashes, as_numbers
 from dsokr.index.milvus import LONGEST, ROWS, Collection, MilvusIndex, rules_of
 from dsokr.index.stored import Head
@@ -39,7 +40,6 @@ class CollectionWriter:
 
     def __init__(self, collection: Collection, head: Head, dropped: list[int]):
         self.collection, self.head, self.last_commit = collection, head, time.monotonic()
-        self.before = head, dropped
         collection.call("load_collection")
         self.index = MilvusIndex(collection, head, dropped)
         collection.call("delete", filter=f"id >= {head.count}")
@@ -55,7 +55,7 @@ class CollectionWriter:
             self.commit()
 
     def _list_rows(self, block: Block) -> Iterator[dict[str, Any]]:
-        psi, diag = check_block(block, self.head)
+        psi, diag = check_block(block, self.head.dim, self.head.dtype)
         cells = [block.cells[name] for name in self.head.columns]
         points = {rule: as_points(psi.double(), diag, rule).float().numpy() for rule in rules_of(self.head)}
         names, codes = block.names or [""] * len(psi), codes_of(block)
@@ -79,7 +79,7 @@ class CollectionWriter:
         """Publish the added candidates, and delete those at these positions."""
         if len(gone) > DROPS:
             raise InputError(f"In Milvus at most {DROPS:,} candidates are replaced or deleted at once. Split the list.")
-        if self.head.finished and self.collection.read_head() != self.before:
+        if self.head.finished and self.collection.read_head() != (self.index.head, self.index.dropped):
             raise InputError(f"{self.collection.address} was changed by another process at the same time. Try again.")
         version, deleted = self.head.version + self.head.finished, self.head.deleted + len(gone)
         self.head = replace(self.head, finished=True, version=version, deleted=deleted)
@@ -91,34 +91,23 @@ class CollectionWriter:
 
 
 def build_collection(
-    address: str | Path,
-    blocks: Blocks,
-    *,
-    model: str,
-    dim: int,
-    source: str = "",
-    columns: Sequence[str] = (),
-    options: BuildOptions = BuildOptions(),  # noqa: B008 # frozen, so sharing it is harmless
-    say: Say = lambda line: None,
-    progress: Report = lambda now: None,
-    restart: bool = False,
+    address: str | Path, new: Head, blocks: Blocks, options: BuildOptions, say: Say, progress: Report, restart: bool
 ) -> MilvusIndex:
-    """Write an index as :func:`dsokr.index.build.build` does, into Milvus. Interrupted, the same call resumes."""
+    """Write an index into Milvus, see :func:`dsokr.index.build`. ``new`` is its head, without candidates."""
     if options.kind == "ivfpq" or options.dtype != "float32" or options.sort_by is not None:
         raise InputError("In Milvus an index is exact or hnsw, has the dtype float32, and is not sorted.")
-    collection, kind = Collection(address), options.kind or "exact"
+    collection = Collection(address)
     there = collection.read_head()
     if there and (restart or not there[0].count):
         collection.call("drop_collection")
         there = None
-    new = Head(model, dim, source=source, columns=list(columns), kind=kind, rule=options.rule)
-    head, dropped = there or (new, [])
-    asked = {"model": model, "library": source, "kind": options.kind or head.kind, "rule": options.rule or head.rule}
-    for (what, wanted), found in zip(asked.items(), (head.model, head.source, head.kind, head.rule), strict=True):
-        if wanted != found:
-            raise InputError(f"{collection.address} holds an index of another {what}. Discard it with --restart.")
     if there is None:
-        collection.create(head)
+        there = replace(new, kind=options.kind or "exact", rule=options.rule), []
+        collection.create(there[0])
+    head, dropped = there
+    wanted = replace(new, kind=options.kind or head.kind, rule=options.rule or head.rule)
+    place = f"{collection.address} holds an index"
+    check_same(head, wanted, ("model", "source", "kind", "rule"), place, "Discard it with --restart.")
     if not head.finished:
         writer = CollectionWriter(collection, head, dropped)
         try:
@@ -129,7 +118,7 @@ def build_collection(
             collection.call("drop_collection")
             raise InputError(NOTHING)
         writer.finish()
-    return MilvusIndex.open(collection, model)
+    return MilvusIndex.open(collection, new.model)
 
 
 def change_collection(address: str | Path, model: str) -> AbstractContextManager[CollectionWriter]:

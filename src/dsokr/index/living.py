@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from dsokr.files import lock_folder, replace_file, sum_file
-from dsokr.index.build import Block, BuildOptions, Say, Writer, add_points, rewrite, tidy, write_faiss
+from dsokr.index.build import BuildOptions, Say, Writer, add_points, rewrite, tidy, write_faiss
 from dsokr.index.candidates import CandidateIndex, import_faiss
 from dsokr.index.stored import FILES, Head, map_arrays
 
@@ -29,8 +29,8 @@ def change_folder(folder: Path, model: str, say: Say) -> Iterator[FolderChange]:
     with lock_folder(folder, "dsokr update"):
         index = CandidateIndex.open(folder, model)
         try:
-            with ExitStack() as blocks:
-                yield FolderChange(index, folder, blocks, say)
+            with ExitStack() as stack:
+                yield FolderChange(index, folder, stack, say)
         except BaseException:
             head = Head.read_from(folder)
             for name in FILES:
@@ -39,20 +39,17 @@ def change_folder(folder: Path, model: str, say: Say) -> Iterator[FolderChange]:
             raise
 
 
-class FolderChange:
-    """Appends blocks to an index; :meth:`finish` makes them part of it."""
+class FolderChange(Writer):
+    """Appends blocks to a finished index; :meth:`finish` makes them part of it."""
 
-    def __init__(self, index: CandidateIndex, folder: Path, blocks: ExitStack, say: Say):
-        self.index, self.folder, self.blocks, self.say = index, folder, blocks, say
-        self.writer = Writer(folder, index.head, blocks)
-
-    def add(self, block: Block) -> None:
-        self.writer.add(block)
+    def __init__(self, index: CandidateIndex, folder: Path, stack: ExitStack, say: Say):
+        super().__init__(folder, index.head, stack)
+        self.index, self.stack, self.say = index, stack, say
 
     def finish(self, gone: Sequence[int]) -> None:
         """Publish the added candidates, and delete those at these positions."""
-        self.blocks.close()
-        old, head = self.index.head, replace(self.writer.head, version=self.index.head.version + 1)
+        self.stack.close()
+        old, head = self.index.head, replace(self.head, version=self.index.head.version + 1)
         sizes = {name: size for name, size in head.sizes.items() if name != old.deleted_file}
         positions = np.union1d(self.index.deleted.numpy(), np.array(gone, np.int64))
         head = replace(head, deleted=len(positions), sizes=sizes | {head.deleted_file: 8 * len(positions)})

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dsokr.errors import InputError
-from dsokr.index.build import Block, Say, codes_of
-from dsokr.index.build import build as build_folder
+from dsokr.index.build import Block, Blocks, BuildOptions, Report, Say, build_folder, codes_of
 from dsokr.index.candidates import CandidateIndex
 from dsokr.index.collection import build_collection, change_collection
 from dsokr.index.living import change_folder
 from dsokr.index.milvus import MilvusIndex, is_milvus
+from dsokr.index.stored import Head
 
 Index = CandidateIndex | MilvusIndex
 Address = str | Path
@@ -47,9 +47,29 @@ def open_index(address: Address, model: str | None = None) -> Index:
     return MilvusIndex.open(address, model) if is_milvus(address) else CandidateIndex.open(address, model)
 
 
-def build(address: Address, *given: Any, **options: Any) -> Any:
-    """Write an index; see :func:`dsokr.index.build.build`, whose parameters it has."""
-    return (build_collection if is_milvus(address) else build_folder)(address, *given, **options)
+def build(
+    address: Address,
+    blocks: Blocks,
+    *,
+    model: str,
+    dim: int,
+    source: str = "",
+    columns: Sequence[str] = (),
+    options: BuildOptions = BuildOptions(),  # noqa: B008 # frozen, so sharing it is harmless
+    say: Say = lambda line: None,
+    progress: Report = lambda now: None,
+    restart: bool = False,
+) -> Any:
+    """Write an index of the candidates that ``blocks(start)`` yields, beginning at row ``start`` of the library.
+
+    ``model`` is the fingerprint of the basis and ``source`` identifies the library: an interrupted build resumes only
+    with the same two. A finished index keeps its candidates and, in a folder, gets another FAISS index if the options
+    ask for one. ``columns`` are those that all blocks have. ``restart`` discards an index at the address, finished or
+    not.
+    """
+    new = Head(model, dim, options.dtype, source, columns=list(columns))
+    write = build_collection if is_milvus(address) else build_folder
+    return write(address, new, blocks, options, say, progress, restart)
 
 
 def update(

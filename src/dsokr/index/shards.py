@@ -25,8 +25,8 @@ from torch import Tensor
 from dsokr import files
 from dsokr.decoders.pools import Coordinates
 from dsokr.errors import DSOKRError, InputError, ModelFolderError, check_types, import_extra
-from dsokr.index.build import Block
-from dsokr.index.candidates import check_usable
+from dsokr.index.build import Block, check_block
+from dsokr.index.candidates import check_same, check_usable
 from dsokr.index.columns import check_column
 from dsokr.index.milvus import is_milvus
 
@@ -145,10 +145,8 @@ class Shards:
         if HEAD not in names and any(not name.startswith(".") for name in names):
             raise InputError(f"{self.folder.place} exists and has no shards. Choose another folder.")
         found = self if restart or HEAD not in names else Shards._read_from(self.folder)
-        for part in ("model", "source", "dtype"):
-            if getattr(found, part) != getattr(self, part):
-                what = f"{self.folder.place} holds shards of another {part.replace('source', 'library')}."
-                raise InputError(f"{what} Choose another folder, or discard them with --restart.")
+        remedy = "Choose another folder, or discard them with --restart."
+        check_same(found, self, ("model", "source", "dtype"), f"{self.folder.place} holds shards", remedy)
         old = {name for name in names if restart or name.startswith(files.DRAFT)} - {files.LOCK}
         self.folder.remove(sorted(old, key=HEAD.__eq__))  # the head last: it describes the shards
         self.write()
@@ -166,9 +164,7 @@ class Shards:
 
     def write_shard(self, number: int, shard: Shard, psi: Tensor, diag: Tensor) -> None:
         arrow, parquet = import_extra("pyarrow", "cluster"), import_extra("pyarrow.parquet", "cluster")
-        stored, diag = psi.detach().cpu().to(getattr(torch, self.dtype)), diag.detach().cpu().double()
-        for at in (~(stored.isfinite().all(dim=1) & diag.isfinite())).nonzero():
-            raise InputError(f"Candidate {shard.texts[at]!r} has coordinates that are not finite in {self.dtype}.")
+        stored, diag = check_block(Block(shard.texts, psi, diag), self.dim, self.dtype)
         further = {f"column.{name}": shard.cells[name] for name in self.columns}
         texts = {"text": shard.texts, "name": shard.names, **further}
         columns = {
