@@ -1,4 +1,4 @@
-"""How a model and an index answer the questions of the JSON interface; no HTTP in here."""
+"""Answers of a model and an index to the questions of the JSON interface. Nothing here knows of HTTP."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BadInput(InputError):
 
 
 def list_conditions(question: Any) -> list[Condition]:
-    """What the candidates of every input must have."""
+    """The conditions of a question, repeated for each of its inputs."""
     n = len(question.inputs or question.coefficients)
     windows = [Condition.within(name, [low] * n, [high] * n) for name, (low, high) in question.within.items()]
     return windows + [Condition.equal(name, [text] * n) for name, text in question.match.items()]
@@ -58,17 +58,16 @@ class Trust(NamedTuple):
 
     @staticmethod
     def of(model: Any, index: Index, limits: Limits) -> Trust | None:
-        """Calibrate for the index, if the model is calibrated and its groups, if any, can be left aside."""
+        """Calibrate for the index; None if the model is not calibrated, or is calibrated by groups."""
         sure = getattr(model, "sure", None)
         if sure is None or sure.pairs_["groups"] is not None:
             return None
         k = max(POOL, limits.k)
-        return Trust(
-            sure.calibrate_for(index.search(sure.pairs_["z"].cpu().double(), k, model.rule).scores), k, model.rule
-        )
+        scores = index.search(sure.pairs_["z"].cpu().double(), k, model.rule).scores
+        return Trust(sure.calibrate_for(scores), k, model.rule)
 
     def coverage(self) -> float | None:
-        """What is promised if nothing is asked for: COVERAGE, if there are pairs enough for it."""
+        """The default coverage of sets: COVERAGE, or None if there are too few calibration pairs for it."""
         with suppress(InputError):
             self.calibration.find_threshold(torch.ones(1, 1), torch.zeros(1, 1), COVERAGE)
             return COVERAGE
@@ -83,7 +82,7 @@ class Current:
         self.found = index, Trust.of(model, index, limits)
 
     def refresh(self) -> bool:
-        """Open a newer version, if there is one; while it cannot be opened, the one at hand goes on answering."""
+        """Open a newer version and return True, if there is one. On an error the current version stays in use."""
         try:
             index = self.found[0].refreshed()
             if index is not self.found[0]:
@@ -161,14 +160,13 @@ def _rank(index: Index, questions: Sequence[Any], z: list[Tensor], notes: list[s
 def _describe(
     index: Index, question: Any, z: Tensor, ranking: Ranking, trust: Trust | None
 ) -> Iterator[dict[str, Any]]:
-    """The hits of every input, with what is known of their probability."""
+    """Yield the hits of every input, with their probabilities where the index is calibrated."""
     k, scores = question.k, ranking.scores
     indices = ranking.indices[:, :k]
     numbers = [indices, scores[:, :k], index.cosines(z, indices.clamp(min=0))]
-    unknown: list[list[None]] = [[None] * indices.shape[1]] * len(z)
-    probability: list[Any] = unknown
-    in_set: list[Any] = unknown
-    confidence: list[Any] = [None] * len(z)
+    probability: Any = [[None] * indices.shape[1]] * len(z)
+    in_set = probability
+    confidence: Any = [None] * len(z)
     if trust is not None:
         probability = trust.calibration.find_probabilities(z, scores)[:, :k].tolist()
         confidence = trust.calibration.find_confidence(z, scores).tolist()
@@ -187,7 +185,7 @@ def _describe(
 
 @contextmanager
 def _collect_warnings() -> Iterator[list[str]]:
-    """Collect the warnings of this thread. They are for whoever asked, not for the server's log."""
+    """Collect the warnings of this thread: they are shown to the client and not logged."""
     notes, thread = list[str](), threading.get_ident()
     with warnings.catch_warnings():
         show = warnings.showwarning
@@ -212,7 +210,7 @@ def decode(model: Any, z: Tensor, best: Sequence[str]) -> dict[str, Any]:
 
 
 def explain(model: Any, reason: Callable[[str, str, Rule], Reasons], asked: Any) -> dict[str, Any]:
-    """Answer a body of /explain; refuse what cannot be read, or would take long, before it is computed."""
+    """Answer a body of /explain. Inputs that cannot be read, or would take long, are refused first."""
     words = asked.input.split()
     parts = len(words) if len(words) > 1 else len(asked.input)
     if model.input.name != "vector" and parts > MOST_PARTS:

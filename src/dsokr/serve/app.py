@@ -104,7 +104,7 @@ def create_app(
 
 
 async def _watch(current: Current, facts: dict[str, Any]) -> None:
-    """Look for a newer version of the index, beside the answers; those under way come from the older one."""
+    """Look for newer versions of the index while serving. Answers under way come from the older one."""
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         if await asyncio.to_thread(current.refresh):
@@ -176,7 +176,7 @@ def _add_operations(app: FastAPI, metrics: Metrics, queues: dict[str, Batches]) 
 
     @app.get("/ready", responses={200: {"content": {"application/json": {"example": {"status": "ready"}}}}})
     async def ready() -> dict[str, str]:
-        """Whether another question would be taken; 503 if not."""
+        """Whether another question would be accepted; 503 if not."""
         if not queues["rankings"].has_room():
             raise Busy
         return {"status": "ready"}

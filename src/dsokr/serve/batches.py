@@ -50,7 +50,7 @@ class Batches:
         return await asyncio.wait_for(job.answer, seconds)  # cancels the job after that time, so that it is skipped
 
     def has_room(self) -> bool:
-        """Whether one more question would be taken."""
+        """Whether one more question would be accepted."""
         return not self._queue.full() and not self._worker.done()
 
     def count_waiting(self) -> int:

@@ -1,4 +1,4 @@
-"""The bodies of the JSON interface: what may be asked, and what is answered."""
+"""Request and response bodies of the JSON interface."""
 
 from __future__ import annotations
 
@@ -155,19 +155,18 @@ def _rule(facts: dict[str, Any]) -> Any:
 
 
 def _conditions(kinds: dict[str, str]) -> dict[str, Any]:
-    """The parts of a body that restrict candidates, where these have columns."""
-    literal: Any = Literal
-    mapping: Any = dict
-    names = {"within": [name for name, kind in kinds.items() if kind == "number"], "match": list(kinds)}
-    values: dict[str, Any] = {"within": tuple[Number, Number], "match": str}
-    what = {"within": "from a number to another", "match": "with this cell"}
+    """The parts of a body that restrict candidates by their columns."""
+    numeric = [name for name, kind in kinds.items() if kind == "number"]
     return {
-        part: (
-            mapping[literal[tuple(columns or [""])], values[part]],
-            Field({}, max_length=len(columns), description=f"Only candidates {what[part]}, by column."),
-        )
-        for part, columns in names.items()
+        "within": _by_column(numeric, tuple[Number, Number], "from a number to another"),
+        "match": _by_column(list(kinds), str, "with this cell"),
     }
+
+
+def _by_column(columns: list[str], value: Any, what: str) -> Any:
+    literal: Any = Literal
+    column: Any = literal[tuple(columns or [""])]
+    return dict[column, value], Field({}, max_length=len(columns), description=f"Only candidates {what}, by column.")
 
 
 def _numbers(length: int, largest: float) -> Any:

@@ -1,4 +1,4 @@
-"""Connections below requests: limits on their number and on waiting for clients, and protocol errors as JSON."""
+"""Limits on connections: how many there may be, and how long each may wait. Protocol errors are answered as JSON."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ READ_SECONDS = 30.0  # for a client to read an answer that does not fit into buf
 
 
 class Connection(H11Protocol):
-    """A connection that is refused beyond the limits, and closed if the client does not send or read in time."""
+    """A connection: refused if there are too many, and closed if its client does not send or read in time."""
 
     refused = False
     extra: dict[str, str] = {}  # noqa: RUF012 # headers of a refusal, set once
@@ -59,9 +59,9 @@ class Connection(H11Protocol):
         self.refuse(400, "The request is not valid HTTP.", linger=LINGER_SECONDS)
 
     def refuse(self, status: int, sentence: str, linger: float = 0.0) -> None:
-        """Answer without a request, and close: at once, or later.
+        """Answer without a request, and close the connection after ``linger`` seconds.
 
-        To close while bytes of the client are unread resets the connection, and the client may never see the answer.
+        Closing while bytes of the client are unread resets the connection: the client might never see the answer.
         """
         self.refused = True
         body = json.dumps({"error": sentence, "where": ""})
@@ -75,7 +75,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _watch(self) -> None:
-        """Run the timer while the client has to send headers, or the rest of a body that is answered already."""
+        """Run the timer while the client owes headers, or the rest of a body that was answered early."""
         has_answer = self.cycle is not None and self.cycle.response_complete
         waits = self.conn.their_state is h11.IDLE or (has_answer and self.conn.their_state is h11.SEND_BODY)
         if waits and not self.refused:
@@ -90,7 +90,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _set_timer(self, what: str, seconds: float = 0, end: Callable[[], None] | None = None) -> None:
-        """Start a timer, unless it runs; stop it if there is nothing to do at its end."""
+        """Start a timer that calls ``end``, unless it runs already. Without ``end``, stop it."""
         if end is None:
             if timer := self.timers.pop(what, None):
                 timer.cancel()

@@ -49,7 +49,7 @@ log = logging.getLogger("dsokr.serve")
 
 
 class Key(NamedTuple):
-    """Who may ask, the SHA-256 of what they send, and how many requests per second (0: the server's limit)."""
+    """A client's name, the SHA-256 of its key, and its requests per second (0: the server's limit)."""
 
     name: str
     hash: str
@@ -89,7 +89,7 @@ def add_key(path: Path, name: str, rate: float) -> str:
 def find_key(keys: Sequence[Key], headers: Headers) -> Key | None:
     """Return the key in ``Authorization: Bearer KEY``, or in the password that browsers ask for.
 
-    It takes as long for a wrong key as for a right one.
+    A wrong key takes as long as a right one.
     """
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
@@ -109,10 +109,10 @@ def check_hosts(hosts: Sequence[str]) -> list[str]:
 
 
 class Rates:
-    """Requests of every client: evenly spaced, or up to ``BURST`` seconds of them at once."""
+    """Rate limits: a client may send evenly spaced requests, or those of up to ``BURST`` seconds at once."""
 
     def __init__(self) -> None:
-        self.due: dict[str, float] = {}  # when a client that keeps to its rate would ask next; the latest last
+        self.due: dict[str, float] = {}  # when the next evenly spaced request of a client is due; the latest last
 
     def wait(self, client: str, rate: float) -> float:
         """Return 0 if the client may ask now, otherwise the seconds until it may."""
@@ -152,7 +152,7 @@ class Metrics:
 
 
 class Desk:
-    """Around the application: gives every request an id, refuses what is not allowed, counts it and logs a line.
+    """The layer around the application: it gives requests an id, refuses what is not allowed, counts and logs them.
 
     Every response gets the id and the security headers.
     """
@@ -260,14 +260,18 @@ class Lines(logging.Formatter):
 
 def configure_log(path: Path) -> dict[str, Any]:
     """Return the configuration of logs as JSON lines, in a file that may be rotated; - is standard error."""
-    stream, file = "logging.StreamHandler", "logging.handlers.WatchedFileHandler"
+    out = {"formatter": "lines", "class": "logging.StreamHandler"}
     if str(path) != "-":
         try:
             path.open("a").close()
         except OSError as error:
             raise InputError(f"The log {path} cannot be written: {error.strerror}.") from error
-    out = {"class": stream} if str(path) == "-" else {"class": file, "filename": str(path)}
-    loggers = {name: {"handlers": ["out"], "level": level, "propagate": False} for name, level in
-               (("uvicorn.error", "ERROR"), ("dsokr.serve", "INFO"))}  # fmt: skip
-    made = {"formatters": {"lines": {"()": Lines}}, "handlers": {"out": {**out, "formatter": "lines"}}}
-    return {"version": 1, "disable_existing_loggers": False, **made, "loggers": loggers}
+        out |= {"class": "logging.handlers.WatchedFileHandler", "filename": str(path)}
+    levels = {"uvicorn.error": "ERROR", "dsokr.serve": "INFO"}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"lines": {"()": Lines}},
+        "handlers": {"out": out},
+        "loggers": {name: {"handlers": ["out"], "level": levels[name], "propagate": False} for name in levels},
+    }
