@@ -1,4 +1,4 @@
-"""Candidates by their coordinates, on disk or in Milvus: built once, searched many times, and changed meanwhile."""
+"""Indexes of candidates, on disk or in Milvus: searched by coordinates, and updated while they are read."""
 
 from dsokr.files import fingerprint
 from dsokr.index.build import Block, BuildOptions, Progress

@@ -1,4 +1,4 @@
-"""Building an index: blocks of candidates in, a folder out. Interrupted at any time, the same call resumes."""
+"""Build an index in a folder from blocks of candidates. After an interruption, the same call resumes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dsokr.rules import Rule, as_points
 COMMIT_SECONDS = 5.0  # the most work that a crash can lose
 RECALL_AT, RECALL_QUERIES = 10, 256
 STEPS = [step for power in range(2, 11) for step in (2**power, 3 * 2 ** (power - 1))]  # 4, 6, 8, 12, 16, ...
-EFFORTS = {"hnsw": STEPS[6:-1], "ivfpq": STEPS[:13]}  # 32 to 1024 and 4 to 256: the least that is enough is taken
+EFFORTS = {"hnsw": STEPS[6:-1], "ivfpq": STEPS[:13]}  # 32 to 1024 and 4 to 256, tried in this order
 LINKS, EF_CONSTRUCTION = 32, 100  # of HNSW
 PER_CELL, FEWEST_PER_CELL = 64, 39  # points that FAISS learns a cell of ivfpq from
 MOST_CELLS = 2**10  # adding a candidate compares it with all of them
@@ -37,13 +37,13 @@ Say = Callable[[str], None]
 
 
 class Block(NamedTuple):
-    """Consecutive candidates of a library on their way into an index."""
+    """Consecutive candidates of a library, to be added to an index."""
 
     texts: Sequence[str]
     psi: Tensor  # (n, p)
     diag: Tensor  # (n,)
     names: Sequence[str] | None = None
-    read: int | None = None  # rows of the library in this block, with skipped ones; by default one per text
+    read: int | None = None  # rows of the library in this block, including skipped ones; by default one per text
     skipped: Sequence[str] = ()  # a sentence for every skipped row
     cells: Mapping[str, Sequence[str]] = {}  # of further columns
     codes: np.ndarray | None = None  # (n,) int64, equal for the same meaning; by default hashes of the texts
@@ -140,10 +140,10 @@ def write_blocks(writer: Any, place: object, blocks: Blocks, say: Say, progress:
 
 
 class Writer:
-    """Appends blocks to an index after the last commit. A commit flushes them to disk; in a build it also writes the
-    head, in an update the head is written at the end.
+    """Appends blocks to an index, after its last commit.
 
-    When ``stack`` closes, also after an error, complete blocks are committed and the files closed.
+    A commit flushes them to disk. In a build it also writes the head; an update writes the head at its end. When
+    ``stack`` closes, also after an error, complete blocks are committed and the files are closed.
     """
 
     def __init__(self, folder: Path, head: Head, stack: ExitStack):
@@ -186,7 +186,7 @@ class Writer:
 
 
 def check_block(block: Block, dim: int, dtype: str) -> tuple[Tensor, Tensor]:  # (n, p), (n,)
-    """Return the coordinates and the diagonal of a block as they are stored, if they can be."""
+    """Check a block, and return its coordinates and diagonal in the precision in which they are stored."""
     rows, n = block.psi.detach().cpu().to(getattr(torch, dtype)), len(block.texts)
     diag = block.diag.detach().cpu().double()
     shapes = [tuple(rows.shape), tuple(diag.shape), n if block.names is None else len(block.names)]
@@ -261,7 +261,7 @@ def rewrite(folder: Path, head: Head, column: str) -> Head:
 
 
 def _reorder(folder: Path, head: Head, name: str, order: np.ndarray) -> Iterator[bytes]:
-    """The contents of a file, with its candidates in another order."""
+    """Yield the contents of a file, with its candidates in another order."""
     path, width = head.path(folder, name), head.sizes[name] // head.count
     if name in ("texts.jsonl", "ends.bin"):
         ends = np.fromfile(head.path(folder, "ends.bin"), np.int64, head.count)

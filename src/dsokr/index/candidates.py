@@ -57,7 +57,7 @@ class CandidateIndex:
     def open(cls, folder: str | Path, model: str | None = None) -> CandidateIndex:
         """Map a folder written by :func:`build`. ``model`` is the fingerprint of the basis that will search it.
 
-        Up to 64 MiB all checksums are verified now; those of larger ones block by block, before a block is first read.
+        All checksums are verified now if the index has at most 64 MiB; otherwise each block's, before it is first read.
         """
         folder = Path(folder)
         while True:
@@ -186,7 +186,7 @@ class CandidateIndex:
 
 
 def check_usable(place: str, is_finished: bool, built_for: str, model: str | None) -> None:
-    """Check that an index or shards are finished, and were built for the model, unless that is None."""
+    """Check that an index or a folder of shards is finished and, unless ``model`` is None, was built for it."""
     if not is_finished:
         raise ModelFolderError(f"{place} is unfinished. Run the command that builds it again to resume.")
     if model not in (None, built_for):
@@ -194,7 +194,7 @@ def check_usable(place: str, is_finished: bool, built_for: str, model: str | Non
 
 
 def check_same(found: Any, wanted: Any, parts: Sequence[str], what: str, remedy: str) -> None:
-    """Check that what is at an address, finished or not, was begun for the same model, library and so on."""
+    """Check that an index or a folder of shards, finished or not, is for the same model, library and so on."""
     for part in parts:
         if getattr(found, part) != getattr(wanted, part):
             raise InputError(f"{what} of another {part.replace('source', 'library')}. {remedy}")

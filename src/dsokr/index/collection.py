@@ -1,4 +1,4 @@
-"""Writing an index into a collection of Milvus, and changing it."""
+"""Write an index into a collection of Milvus, and change it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ DROPS = 100_000  # candidates deleted at once: the property that lists them has 
 class CollectionWriter:
     """Appends blocks to a collection; :meth:`finish` publishes them. Unpublished rows are removed first."""
 
-    def __init__(self, collection: Collection, head: Head, dropped: list[int]):
-        self.collection, self.head, self.last_commit = collection, head, time.monotonic()
-        collection.call("load_collection")
-        self.index = MilvusIndex(collection, head, dropped)
-        collection.call("delete", filter=f"id >= {head.count}")
-        if dropped:
-            collection.call("delete", ids=dropped)
+    def __init__(self, index: MilvusIndex):
+        self.index, self.collection, self.head = index, index.collection, index.head
+        self.last_commit = time.monotonic()
+        self.collection.call("delete", filter=f"id >= {self.head.count}")
+        if index.dropped:
+            self.collection.call("delete", ids=index.dropped)
 
     def add(self, block: Block) -> None:
         rows = list(self._list_rows(block))
@@ -109,7 +108,8 @@ def build_collection(
     place = f"{collection.address} holds an index"
     check_same(head, wanted, ("model", "source", "kind", "rule"), place, "Discard it with --restart.")
     if not head.finished:
-        writer = CollectionWriter(collection, head, dropped)
+        collection.call("load_collection")
+        writer = CollectionWriter(MilvusIndex(collection, head, dropped))
         try:
             write_blocks(writer, collection.address, blocks, say, progress)
         finally:
@@ -123,5 +123,4 @@ def build_collection(
 
 def change_collection(address: str | Path, model: str) -> AbstractContextManager[CollectionWriter]:
     """Return a writer of changes. After an error nothing has to be undone: readers do not see unpublished rows."""
-    index = MilvusIndex.open(address, model)
-    return nullcontext(CollectionWriter(index.collection, index.head, index.dropped))
+    return nullcontext(CollectionWriter(MilvusIndex.open(address, model)))

@@ -14,7 +14,7 @@ from dsokr.errors import InputError
 
 
 class Condition(NamedTuple):
-    """What candidates of every input must have in a column: from ``low`` to ``high``, both included."""
+    """For every input the values that its candidates must have in a column: from ``low`` to ``high``, inclusive."""
 
     column: str
     low: np.ndarray  # (n,): float64 for numbers, int64 for texts by their hash
@@ -34,13 +34,13 @@ class Condition(NamedTuple):
 
 
 def as_hashes(texts: Iterable[str]) -> np.ndarray:  # (n,) int64
-    """64 bits of every text; spaces around it do not count."""
+    """64-bit hashes of texts; surrounding spaces are ignored."""
     digests = (blake2b(text.strip().encode(errors="surrogatepass"), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(digests), np.int64)
 
 
 def as_numbers(texts: Iterable[str]) -> np.ndarray:  # (n,) float64
-    """The numbers, and NaN for what is not a finite number."""
+    """Texts as numbers, NaN where a text is not a finite number."""
     return np.fromiter(map(as_number, texts), np.float64)
 
 
@@ -73,7 +73,7 @@ class Columns:
         return Columns({name: (as_numbers(texts), as_hashes(texts)) for name, texts in cells.items()})
 
     def find(self, conditions: Sequence[Condition]) -> list[Pool]:
-        """The candidates of every input that meet all conditions, of which there is at least one."""
+        """The candidates of every input that meet all conditions. There is at least one condition."""
         first, *others = conditions
         pools = self._column(first).find(first.low, first.high)
         for other in others:

@@ -24,7 +24,7 @@ LATE = 0.25  # an index is rewritten once this share of it is deleted, or unsort
 
 @contextmanager
 def change_folder(folder: Path, model: str, say: Say) -> Iterator[FolderChange]:
-    """Yield a writer of changes to the index in a folder. After an error, its traces are removed."""
+    """Yield a writer of changes to the index in a folder. An error undoes what was written."""
     Head.read_from(folder)  # before the folder is created
     with lock_folder(folder, "dsokr update"):
         index = CandidateIndex.open(folder, model)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -90,9 +89,9 @@ class Collection:
         """Return the head and the rows about to be deleted, or None if there is no such collection."""
         if not self.call("has_collection"):
             return None
-        kept = self.call("describe_collection")["properties"]
+        properties = self.call("describe_collection")["properties"]
         try:
-            head, dropped = Head(**json.loads(kept[HEAD])), json.loads(kept.get(DROPPED, "[]"))
+            head, dropped = Head(**json.loads(properties[HEAD])), json.loads(properties.get(DROPPED, "[]"))
             check_types(head)
             if head.dim < 1 or not 0 <= head.deleted <= head.count or any(type(at) is not int for at in dropped):
                 raise ValueError("its parts do not fit together")
@@ -103,12 +102,11 @@ class Collection:
         return head, dropped
 
     def write_head(self, head: Head, dropped: Sequence[int] = ()) -> None:
-        kept = {HEAD: json.dumps(asdict(head)), DROPPED: json.dumps(list(dropped))}
-        self.call("alter_collection_properties", properties=kept)
+        self.call("alter_collection_properties", properties=describe_state(head, dropped))
 
     def create(self, head: Head) -> None:
         """Create the collection, with an index for every field that is searched."""
-        kinds, indexes = sys.modules["pymilvus"].DataType, self.client.prepare_index_params()
+        kinds, indexes = import_extra("pymilvus", "milvus").DataType, self.client.prepare_index_params()
         schema = self.client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", kinds.INT64, is_primary=True)
         schema.add_field("line", kinds.VARCHAR, max_length=LONGEST)
@@ -122,9 +120,13 @@ class Collection:
             is_number = name.startswith("n")
             schema.add_field(name, kinds.DOUBLE if is_number else kinds.INT64, nullable=is_number)
             indexes.add_index(name, index_type="INVERTED")
-        kept = {HEAD: json.dumps(asdict(head)), DROPPED: "[]"}
-        self.call("create_collection", schema=schema, properties=kept, consistency_level="Strong")
+        self.call("create_collection", schema=schema, properties=describe_state(head), consistency_level="Strong")
         self.call("create_index", indexes, sync=False)  # otherwise it waits half a second for each
+
+
+def describe_state(head: Head, dropped: Sequence[int] = ()) -> dict[str, str]:
+    """The properties of a collection."""
+    return {HEAD: json.dumps(asdict(head)), DROPPED: json.dumps(list(dropped))}
 
 
 def rules_of(head: Head) -> list[Rule]:
@@ -204,7 +206,7 @@ class MilvusIndex:
         return Ranking(indices[:, :width], scores[:, :width])
 
     def _find(self, z: Tensor, k: int, rule: Rule, wanted: str) -> list[list[int]]:
-        """Positions of candidates among which the k best should be, for every row of z."""
+        """Positions of candidates that should include the k best, for every row of z."""
         limit = min(2 * k + 16, MOST)
         asked = list(as_queries(z, rule).float().numpy())
         options = {"limit": limit, "output_fields": FIELDS, "search_params": {"params": {"ef": max(128, 2 * limit)}}}
@@ -265,7 +267,7 @@ class MilvusIndex:
         return torch.stack([row.psi for row in rows]), torch.tensor([row.diag for row in rows], dtype=torch.float64)
 
     def _look_up(self, at: int) -> Row:
-        """Return a candidate, usually cached by a search. One that was deleted since is empty."""
+        """Return a candidate, usually cached by a search; an empty one if it was deleted meanwhile."""
         if at not in self._rows:
             empty = {"line": json.dumps([""] * (2 + len(self.head.columns))), "projected": [0.0] * (self.head.dim + 1)}
             found = self.collection.call("get", ids=[at], output_fields=FIELDS)
@@ -273,6 +275,7 @@ class MilvusIndex:
         return self._rows[at]
 
     def _remember(self, at: int, row: Mapping[str, Any]) -> int:
+        """Check and cache a candidate, and return its position."""
         psi, fits = torch.tensor(row["projected"][:-1], dtype=torch.float64), False
         with suppress(ValueError, TypeError, RecursionError):  # others may have written to the collection
             line = json.loads(row["line"])

@@ -1,4 +1,4 @@
-"""Indexes by their address, a folder or a Milvus collection, behind one interface."""
+"""One interface to indexes in folders and in Milvus collections, chosen by the address."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def update(
 
 
 def find_same(index: Index, listed: Listed, key: Callable[[str], str]) -> set[int]:
-    """Return the positions of candidates with the meaning of one of those listed."""
+    """Return the positions of candidates that mean the same as a listed one."""
     texts = defaultdict(list)
     for text, code in zip(listed.texts, listed.codes.tolist(), strict=True):
         texts[code].append(text)

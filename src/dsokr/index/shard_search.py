@@ -80,12 +80,12 @@ class Query(NamedTuple):
         return scan.indices, scan.scores
 
     def count_pools(self, number: int) -> tuple[set[str], list[int]]:
-        """Columns without the numbers that conditions are about, and the sizes of all pools."""
+        """The columns whose numbers are wanted but that hold none, and the sizes of all pools."""
         empty, pools = self._find_pools(number)
         return empty, list(map(size_of, pools))
 
     def score(self, number: int, rows: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """The scores of candidates at some places of the pools of some rows, in the order of rows."""
+        """Score candidates, each given by a row and a place in the row's pool. Rows are in ascending order."""
         psi, diag, squared = self.shards.read_coordinates(number)
         first = np.flatnonzero(np.diff(rows, prepend=-1))  # of every row
         places = torch.from_numpy(at).split(np.diff(first, append=len(rows)).tolist())
@@ -110,7 +110,7 @@ class Query(NamedTuple):
 
 
 def _find_ties(query: Query, spread: Spread) -> Ties:
-    """Use the scores that an index uses: of its first block or, with conditions, of a sample of every pool."""
+    """Find ties from the scores that an index would use: of its first block or, with conditions, of every pool."""
     counts, n = query.shards.counts, len(query.z)
     found = list(spread(query.count_pools, ((number,) for number in range(len(counts))))) if query.conditions else []
     if missing := set.intersection(*(empty for empty, _ in found)) if found else set():

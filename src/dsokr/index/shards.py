@@ -131,8 +131,9 @@ class Shards:
     def _read_from(folder: Folder) -> Shards:
         with folder.open(HEAD) as file:
             facts = json.loads(data := file.read())
-            if not files.is_sealed(data) or (facts.pop("sealed") and facts.pop("format")) != FORMAT:
+            if not files.is_sealed(data) or facts.pop("format") != FORMAT:
                 raise ValueError("its checksum or its format is wrong")
+            del facts["sealed"]
             found = Shards(folder, **facts)
             check_types(found)
             if found.dim < 1 or min(found.counts, default=0) < 0 or (found.finished and not found.counts):
@@ -140,7 +141,7 @@ class Shards:
             return found
 
     def start(self, restart: bool) -> set[int]:
-        """Prepare the folder for shards of this model and library, and return the numbers of those that are there."""
+        """Prepare the folder for shards of this model and library, and return the numbers of finished ones."""
         names = self.folder.names()
         if HEAD not in names and any(not name.startswith(".") for name in names):
             raise InputError(f"{self.folder.place} exists and has no shards. Choose another folder.")
@@ -208,7 +209,7 @@ class Shards:
             return table
 
     def blocks(self, start: int) -> Iterator[Block]:
-        """The candidates from a shard on, for :func:`dsokr.index.build`."""
+        """Yield the candidates of all shards from number ``start`` on, for :func:`dsokr.index.build`."""
         for number in range(start, len(self.counts)):
             shard, (psi, diag, _) = self.read_shard(number), self.read_coordinates(number)
             codes = as_codes(shard.codes)

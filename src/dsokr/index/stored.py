@@ -101,7 +101,7 @@ class Head:
         raise ModelFolderError(f"{folder} was built by another version of dsokr. Embed the candidates again.")
 
     def checked(self) -> Head:
-        """Return the head, which comes from a file, if its parts fit together."""
+        """Return the head, which was read from a file, if its parts fit together."""
         check_types(self)
         cells, width = 8 * len(self.columns), self.dim * (2 if self.dtype == "float16" else 4)
         widths = {"psi.bin": width, "numbers.bin": cells, "hashes.bin": cells}
@@ -115,7 +115,7 @@ class Head:
         return self
 
     def list_files(self, folder: Path) -> dict[Path, int | None]:
-        """All files that the head has checksums of, and how many of their bytes count; None: all."""
+        """The files with checksums in the head, and how many of their bytes are in use; None means all."""
         return {self.path(folder, Path(name).name): self.sizes.get(name) for name in self.sums}
 
     def verify(self, folder: Path) -> int:
@@ -140,13 +140,13 @@ class Arrays(NamedTuple):
     checks: Sequence[files.CheckedFile] = ()  # one for each of ARRAYS; none in memory
 
     def check(self, rows: Pool | Tensor = slice(None), parts: slice = slice(3)) -> None:
-        """Compare files, psi, diag and squared if nothing is said, with their checksums where rows will be read."""
+        """Verify the checksums of the blocks that hold these rows: by default in psi, diag and squared."""
         for file in self.checks[parts]:
             file.check(rows)
 
 
 class Texts(Sequence[str]):
-    """The texts (part 0), names (part 1) or further cells of stored lines, each parsed when it is asked for."""
+    """The texts (part 0), names (part 1) or further cells of stored lines, parsed on access."""
 
     def __init__(self, lines: np.ndarray, ends: np.ndarray, part: int, checks: Sequence[files.CheckedFile]):
         self.lines, self.ends, self.part, self.checks = lines, ends, part, checks
