@@ -10,7 +10,6 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,7 +119,7 @@ class Sum(Kernel):
 
     def split(self, ys: Outputs) -> Split | None:
         found = [k.split(ys) for k in self.kernels]
-        parts = [part.tagged(i) for i, part in enumerate(found) if part is not None]
+        parts = [part for part in found if part is not None]
         return Split.joined(parts) if len(parts) == len(found) else None
 
 
@@ -159,7 +158,7 @@ class Scaled(Kernel):
 
     def split(self, ys: Outputs) -> Split | None:
         split = self.kernel.split(ys)
-        return split and split.scaled(np.full(len(split), math.sqrt(self.factor)))
+        return split and split.scaled(math.sqrt(self.factor))
 
 
 class UnitKernel(Kernel):

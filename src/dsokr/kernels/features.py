@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from dsokr.compute import compiled, run_in_threads
-from dsokr.errors import InputError, UndefinedAt
+from dsokr.errors import UndefinedAt
 from dsokr.graphs import starts_of
 from dsokr.kernels.base import Evaluate, Kernel, Scaled, Sum, terms
 from dsokr.kernels.hashing import find, number
@@ -161,10 +161,10 @@ class FeatureSum(FeatureKernel, Sum):
     kernels: tuple[FeatureKernel, ...]
 
     def features(self, ys: Outputs) -> Features:
-        return Features.joined([k.features(ys).tagged(i) for i, k in enumerate(self.kernels)])
+        return Features.joined([k.features(ys) for k in self.kernels])
 
     def split(self, ys: Outputs) -> Split:
-        return Split.joined([k.split(ys).tagged(i) for i, k in enumerate(self.kernels)])
+        return Split.joined([k.split(ys) for k in self.kernels])
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,10 @@ class ScaledFeatures(FeatureKernel, Scaled):
     factor: float
 
     def features(self, ys: Outputs) -> Features:
-        features = self.kernel.features(ys)
-        return replace(features, values=math.sqrt(self.factor) * features.values)
+        return self.kernel.features(ys).scaled(math.sqrt(self.factor))
 
     def split(self, ys: Outputs) -> Split:
-        split = self.kernel.split(ys)
-        return split.scaled(np.full(len(split), math.sqrt(self.factor)))
+        return self.kernel.split(ys).scaled(math.sqrt(self.factor))
 
 
 @dataclass(frozen=True)
@@ -205,11 +203,6 @@ class NormalizedFeatures(FeatureKernel):
 
     def normalized(self) -> FeatureKernel:
         return self
-
-
-def check_features(owner: Kernel, name: str, kernel: object) -> None:
-    if not isinstance(kernel, FeatureKernel):
-        raise InputError(f"{type(owner).__name__}.{name} must be a FeatureKernel. Got {kernel!r}.")
 
 
 def _sum_rows(starts: np.ndarray, columns: np.ndarray, values: np.ndarray, table: Tensor) -> Tensor:  # (n, m)

@@ -10,7 +10,7 @@ import numpy as np
 from dsokr.compute import compiled, inlined
 from dsokr.errors import check_fields
 from dsokr.graphs import GraphBatch, starts_of
-from dsokr.kernels.features import FeatureKernel, Features, check_features
+from dsokr.kernels.features import FeatureKernel, Features
 from dsokr.kernels.hashing import mix, pair
 from dsokr.kernels.rooted import breadth_first, name_balls
 from dsokr.kernels.sparse import Split
@@ -106,18 +106,17 @@ class WeisfeilerLehman(FeatureKernel):
 
     def __post_init__(self) -> None:
         check_fields(self, iterations=0)
-        check_features(self, "base", self.base)
 
     def features(self, ys: Outputs) -> Features:
         batch = GraphBatch.of(ys)
         colours = refinements(batch, self.iterations, self.edge_labels)
-        return Features.joined([self.base.features(batch.relabelled(c)).tagged(t) for t, c in enumerate(colours)])
+        return Features.joined([self.base.features(batch.relabelled(own)) for own in colours])
 
     def split(self, ys: Outputs) -> Split:
         """A label of G_t is placed at its node, not at the neighbours that it includes."""
         batch = GraphBatch.of(ys)
         colours = refinements(batch, self.iterations, self.edge_labels)
-        return Split.joined([self.base.split(batch.relabelled(c)).tagged(t) for t, c in enumerate(colours)])
+        return Split.joined([self.base.split(batch.relabelled(own)) for own in colours])
 
 
 @dataclass(frozen=True)
@@ -146,15 +145,15 @@ class NSPD(FeatureKernel):
         check_fields(self, radius=0, distance=0)
 
     def features(self, ys: Outputs) -> Features:
-        terms = enumerate(self._list_terms(GraphBatch.of(ys)))
-        return Features.joined([part.scaled(factors).tagged(i) for i, (_, _, _, part, factors) in terms])
+        terms = self._list_terms(GraphBatch.of(ys))
+        return Features.joined([part.scaled(factors) for _, _, _, part, factors in terms])
 
     def split(self, ys: Outputs) -> Split:
         """A pair of neighbourhoods is placed at its two roots."""
         batch, parts = GraphBatch.of(ys), list[Split]()
         for pairs, names, values, _, factors in self._list_terms(batch):
-            part = Split.at(batch.offsets, np.stack([pairs.u, pairs.v], axis=1), names, values)
-            parts.append(part.scaled(factors).tagged(len(parts)))
+            roots = np.stack([pairs.u, pairs.v], axis=1)
+            parts.append(Split.at(batch.offsets, roots, names, values).scaled(factors))
         return Split.joined(parts)
 
     def _list_terms(self, batch: GraphBatch) -> Iterator[tuple[Pairs, np.ndarray, np.ndarray, Features, np.ndarray]]:
@@ -185,29 +184,32 @@ class Core(FeatureKernel):
     base: FeatureKernel
 
     def __post_init__(self) -> None:
-        check_features(self, "base", self.base)
+        check_fields(self)
 
     def features(self, ys: Outputs) -> Features:
         batch = GraphBatch.of(ys)
-        cores = core_numbers(batch)
-        parts = [self.base.features(batch).tagged(0)]
-        for level in range(1, cores.max(initial=0) + 1):
-            core = batch.induced(cores >= level)
-            exists = np.flatnonzero(np.diff(core.offsets))  # a graph has no cores beyond its degeneracy
-            parts.append(self.base.features(core[exists]).spread(exists, len(batch)).tagged(level))
+        parts = [self.base.features(batch)]
+        for cores, graphs, _ in _list_cores(batch):
+            parts.append(self.base.features(cores).spread(graphs, len(batch)))
         return Features.joined(parts)
 
     def split(self, ys: Outputs) -> Split:
         batch = GraphBatch.of(ys)
-        cores, parts = core_numbers(batch), [self.base.split(batch).tagged(0)]
+        parts = [self.base.split(batch)]
         if not np.array_equal(parts[0].starts, batch.offsets):  # the base does not say at which nodes its features are
             return super().split(batch)
-        for level in range(1, cores.max(initial=0) + 1):
-            core = batch.induced(cores >= level)
-            exists = np.flatnonzero(np.diff(core.offsets))
-            spread = self.base.split(core[exists]).parts.spread(np.flatnonzero(cores >= level), len(cores))
-            parts.append(Split.of(batch.offsets, spread).tagged(level))
+        for cores, _, nodes in _list_cores(batch):
+            parts.append(Split.of(batch.offsets, self.base.split(cores).parts.spread(nodes, len(batch.labels))))
         return Split.joined(parts)
+
+
+def _list_cores(batch: GraphBatch) -> Iterator[tuple[GraphBatch, np.ndarray, np.ndarray]]:
+    """Yield the i-cores for i = 1, 2, … with their positions among the graphs and those of their nodes."""
+    numbers = core_numbers(batch)
+    for level in range(1, numbers.max(initial=0) + 1):
+        cores = batch.induced(numbers >= level)
+        exist = np.flatnonzero(np.diff(cores.offsets))  # a graph has no cores beyond its degeneracy
+        yield cores[exist], exist, np.flatnonzero(numbers >= level)
 
 
 @dataclass(frozen=True, eq=False)

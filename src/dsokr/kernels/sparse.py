@@ -38,12 +38,12 @@ class Features:
 
     @staticmethod
     def joined(parts: Sequence[Features]) -> Features:
-        """Concatenate vectors that share no coordinates, see :meth:`tagged`: inner products add up."""
+        """Concatenate vectors, after giving each part coordinates of its own, so that inner products add up."""
         indptr = reduce(np.add, (part.indptr for part in parts))
         ids, values = np.empty(indptr[-1], np.uint64), np.empty(indptr[-1])
         free = indptr[:-1].copy()
-        for part in parts:
-            _append(part.indptr, part.ids, part.values, free, ids, values)
+        for number, part in enumerate(parts):
+            _append(part.indptr, pair_all(np.uint64(number), part.ids), part.values, free, ids, values)
         return Features(indptr, ids, values)
 
     def __len__(self) -> int:
@@ -55,19 +55,16 @@ class Features:
             order = start + self.ids[start:stop].argsort()
             yield self.ids[order].tobytes(), self.values[order].tobytes()
 
-    def tagged(self, tag: int) -> Features:
-        """Return the same vectors in coordinates that no other tag shares."""
-        return Features(self.indptr, pair_all(np.uint64(tag), self.ids), self.values)
-
-    def scaled(self, factors: np.ndarray) -> Features:
-        """Return the rows times ``factors``, one for each."""
-        return Features(self.indptr, self.ids, self.values * np.repeat(factors, np.diff(self.indptr)))
+    def scaled(self, factors: np.ndarray | float) -> Features:
+        """Return the rows times ``factors``, one for each row or one for all."""
+        of_rows = np.broadcast_to(factors, len(self))
+        return Features(self.indptr, self.ids, self.values * np.repeat(of_rows, np.diff(self.indptr)))
 
     def spread(self, rows: np.ndarray, count: int) -> Features:
-        """Return ``count`` rows, which are these at ``rows`` (ascending) and zero elsewhere."""
-        sizes = np.zeros(count + 1, np.int64)
-        sizes[1 + rows] = np.diff(self.indptr)
-        return Features(np.cumsum(sizes), self.ids, self.values)
+        """Return ``count`` rows: these at ``rows`` (ascending), and zero elsewhere."""
+        sizes = np.zeros(count, np.int64)
+        sizes[rows] = np.diff(self.indptr)
+        return Features(starts_of(sizes), self.ids, self.values)
 
     def squared_norms(self) -> np.ndarray:  # (n,)
         rows = np.repeat(np.arange(len(self)), np.diff(self.indptr))
@@ -103,7 +100,7 @@ class Split:
 
     @staticmethod
     def joined(splits: Sequence[Split]) -> Split:
-        """Concatenate the features of splits that share no coordinates; by whole outputs if their places differ."""
+        """Concatenate features as :meth:`Features.joined` does; if the places differ, those of whole outputs."""
         first, *others = splits
         if not all(np.array_equal(first.starts, s.starts) and np.array_equal(first.places, s.places) for s in others):
             splits = [s.whole() for s in splits]
@@ -117,12 +114,10 @@ class Split:
         sums = Features.of(self.parts.indptr[self.starts], self.parts.ids, self.parts.values)
         return Split.of(np.arange(len(self.starts)), sums)
 
-    def tagged(self, tag: int) -> Split:
-        return Split(self.starts, self.places, self.parts.tagged(tag))
-
-    def scaled(self, factors: np.ndarray) -> Split:
-        """Return the outputs times ``factors``, one for each."""
-        return Split(self.starts, self.places, self.parts.scaled(np.repeat(factors, np.diff(self.starts))))
+    def scaled(self, factors: np.ndarray | float) -> Split:
+        """Return the outputs times ``factors``, one for each output or one for all."""
+        of_outputs = np.broadcast_to(factors, len(self))
+        return Split(self.starts, self.places, self.parts.scaled(np.repeat(of_outputs, np.diff(self.starts))))
 
 
 @compiled

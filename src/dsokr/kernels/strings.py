@@ -42,13 +42,12 @@ class StringKernel(FeatureKernel):
 
     def features(self, ys: Outputs) -> Features:
         parts = [Features.of(found.indptr, found.names, found.values) for found in self.find(ys)]
-        return parts[0] if len(parts) == 1 else Features.joined([part.tagged(i) for i, part in enumerate(parts)])
+        return parts[0] if len(parts) == 1 else Features.joined(parts)
 
     def split(self, ys: Outputs) -> Split:
         """An occurrence is divided equally among its letters."""
         starts = encode(ys)[1]
-        parts = (Split.at(starts, found.letters(), found.names, found.values) for found in self.find(ys))
-        return Split.joined([part.tagged(i) for i, part in enumerate(parts)])
+        return Split.joined([Split.at(starts, found.letters(), found.names, found.values) for found in self.find(ys)])
 
 
 @dataclass(frozen=True)
