@@ -209,8 +209,31 @@ class Normalized(UnitKernel):
         return squared.sqrt()
 
 
+class Composed(Kernel):
+    """k(φ(y), φ(y')) for a kernel k and a map φ of outputs, which subclasses define."""
+
+    kernel: Kernel
+
+    @abstractmethod
+    def convert(self, ys: Outputs) -> Outputs:
+        """Return φ(y) for every output."""
+
+    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
+        return self.kernel(self.convert(a), self.convert(b))
+
+    def diag(self, a: Outputs) -> Tensor:
+        return self.kernel.diag(self.convert(a))
+
+    def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
+        evaluate = self.kernel.against(self.convert(anchors), weights)
+        return lambda ys: evaluate(self.convert(ys))
+
+    def split(self, ys: Outputs) -> Split | None:
+        return self.kernel.split(self.convert(ys))
+
+
 @dataclass(frozen=True)
-class View(Kernel):
+class View(Composed):
     """k(y_i, y'_i), a kernel on the i-th view of outputs y = (y_0, y_1, …).
 
     Views are, say, the graph and the fingerprint of a molecule. In a matrix, view i is column i.
@@ -224,20 +247,8 @@ class View(Kernel):
     position: int
     kernel: Kernel
 
-    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
-        return self.kernel(self._select(a), self._select(b))
-
-    def diag(self, a: Outputs) -> Tensor:
-        return self.kernel.diag(self._select(a))
-
-    def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
-        evaluate = self.kernel.against(self._select(anchors), weights)
-        return lambda ys: evaluate(self._select(ys))
-
-    def split(self, ys: Outputs) -> Split | None:
-        return self.kernel.split(self._select(ys))
-
-    def _select(self, ys: Outputs) -> Outputs:
+    def convert(self, ys: Outputs) -> Outputs:
+        """Return the view at ``position`` of every output."""
         if isinstance(ys, ViewBatch) and self.position < len(ys.views):
             return ys.views[self.position]
         if isinstance(ys, Tensor) and self.position < ys.shape[1]:

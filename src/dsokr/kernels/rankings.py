@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from dsokr.errors import InputError
-from dsokr.kernels.base import Evaluate, Kernel
+from dsokr.kernels.base import Composed
 from dsokr.kernels.sparse import Split
 from dsokr.kernels.vectors import Linear, as_rows
 from dsokr.outputs import Outputs
 
 
-class RankingKernel(Kernel):
+class RankingKernel(Composed):
     """⟨e(σ), e(σ')⟩ for an embedding e of rankings."""
+
+    kernel = Linear()
 
     @abstractmethod
     def embedding(self, rankings: Outputs) -> Tensor:  # (n, dimension)
@@ -29,15 +31,8 @@ class RankingKernel(Kernel):
     def items(self, d: int) -> np.ndarray:  # (dimension, 1 or 2)
         """The items, of d, that each coordinate of an embedding is about."""
 
-    def __call__(self, a: Outputs, b: Outputs) -> Tensor:
-        return self.against(b)(a)
-
-    def diag(self, a: Outputs) -> Tensor:
-        return Linear().diag(self.embedding(a))
-
-    def against(self, anchors: Outputs, weights: Tensor | None = None) -> Evaluate:
-        evaluate = Linear().against(self.embedding(anchors), weights)
-        return lambda ys: evaluate(self.embedding(ys))
+    def convert(self, ys: Outputs) -> Tensor:
+        return self.embedding(ys)
 
     def split(self, ys: Outputs) -> Split:
         """The places are the items; a pair of items is divided between them."""
