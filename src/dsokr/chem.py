@@ -44,8 +44,7 @@ def graph(smiles: str) -> Graph:
     >>> graph("OC=O")
     Graph(labels=(8, 6, 8), edges=((0, 1, 1), (1, 2, 2)))
     """
-    with BlockLogs():
-        return from_mol(_parse(smiles))
+    return from_mol(_parse(smiles))
 
 
 def graphs(smiles: Sequence[str]) -> list[Graph]:
@@ -84,8 +83,7 @@ def formula(smiles: str) -> str:
     >>> formula("CCO")
     'C2H6O'
     """
-    with BlockLogs():
-        return rdMolDescriptors.CalcMolFormula(_parse(smiles))
+    return rdMolDescriptors.CalcMolFormula(_parse(smiles))
 
 
 def mass(smiles: str) -> float:
@@ -94,8 +92,7 @@ def mass(smiles: str) -> float:
     >>> round(mass("CCO"), 4)
     46.0419
     """
-    with BlockLogs():
-        return rdMolDescriptors.CalcExactMolWt(_parse(smiles))
+    return rdMolDescriptors.CalcExactMolWt(_parse(smiles))
 
 
 def fingerprints(smiles: Sequence[str], radius: int = 3, chirality: bool = True) -> sp.csr_array:  # (n, 2³²)
@@ -131,11 +128,8 @@ def environments(smiles: Sequence[str], radius: int = 1) -> list[np.ndarray]:  #
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=radius)
     found = []
     for mol in _parse_all(smiles):
-        output = rdFingerprintGenerator.AdditionalOutput()
-        output.AllocateBitInfoMap()
-        generator.GetSparseCountFingerprint(mol, additionalOutput=output)
         identifiers = np.full((mol.GetNumAtoms(), radius + 1), -1, np.int64)
-        for identifier, places in output.GetBitInfoMap().items():
+        for identifier, places in _find_environments(mol, generator).items():
             for atom, bonds in places:
                 identifiers[atom, bonds] = identifier
         found.append(identifiers)
@@ -151,16 +145,20 @@ def share_among_atoms(
     array([0.5, 0.5])
     """
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=radius, includeChirality=chirality)
-    output = rdFingerprintGenerator.AdditionalOutput()
-    output.AllocateBitInfoMap()
-    with BlockLogs():
-        mol = _parse(smiles)
-    generator.GetSparseCountFingerprint(mol, additionalOutput=output)
-    found, shares = output.GetBitInfoMap(), np.zeros(mol.GetNumAtoms())
+    mol = _parse(smiles)
+    found, shares = _find_environments(mol, generator), np.zeros(mol.GetNumAtoms())
     for column, value in zip(columns.tolist(), values.tolist(), strict=True):
         for atom, _ in found.get(column, ()):
             shares[atom] += value / len(found[column])
     return shares
+
+
+def _find_environments(mol: Any, generator: Any) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Return the environments of a molecule by their identifiers: the atoms around which each lies, and its radius."""
+    output = rdFingerprintGenerator.AdditionalOutput()
+    output.AllocateBitInfoMap()
+    generator.GetSparseCountFingerprint(mol, additionalOutput=output)
+    return output.GetBitInfoMap()
 
 
 def matches(smiles: Sequence[str], pattern: str) -> np.ndarray:  # (n,)
@@ -269,7 +267,8 @@ def from_mol(mol: Any) -> Graph:
     mol = Chem.Mol(mol)
     Chem.Kekulize(mol, clearAromaticFlags=True)
     if any(atom.GetAtomicNum() == 1 for atom in mol.GetAtoms()):
-        mol = Chem.RemoveAllHs(mol, sanitize=False)
+        with BlockLogs():
+            mol = Chem.RemoveAllHs(mol, sanitize=False)
     if not mol.GetNumAtoms():
         raise InputError("A molecule needs an atom other than hydrogen.")
     for bond in mol.GetBonds():
@@ -358,13 +357,14 @@ def _place_atoms(item: Graph | str) -> Any:
         return mol
 
 
-@lru_cache(2**13)  # several things are asked of one molecule, and parsing takes longest
+@lru_cache(2**13)  # callers ask for several properties of one molecule, and parsing takes longest
 def _read(text: str) -> Any:
-    return Chem.MolFromSmiles(text)
+    with BlockLogs():
+        return Chem.MolFromSmiles(text)
 
 
 def _parse(text: str, where: str = "") -> Any:
-    """Return the RDKit molecule of a SMILES string, which others may hold, too: it must stay unchanged."""
+    """Return the RDKit molecule of a SMILES string. It is cached: do not change it."""
     mol = _read(text) if isinstance(text, str) and text.strip() else None
     if mol is None:
         raise InputError(f"Could not parse {text!r}{where} as a molecule.")
@@ -372,9 +372,7 @@ def _parse(text: str, where: str = "") -> Any:
 
 
 def _parse_all(smiles: Sequence[str]) -> Iterator[Any]:
-    with BlockLogs():
-        for index, text in enumerate(smiles):
-            yield _parse(text, f" at index {index}")
+    return (_parse(text, f" at index {index}") for index, text in enumerate(smiles))
 
 
 def _build_mol(graph: Graph) -> Any:
