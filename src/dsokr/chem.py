@@ -238,9 +238,11 @@ def _build_stereo_mol(graph: Graph) -> Any:
 
 
 def _set_hands(mol: Any, graph: Graph) -> None:
-    """Give stereocentres the handedness R or S, by trial."""
+    """Give stereocentres the handedness R or S, by trying both orientations."""
     for atom, label in zip(mol.GetAtoms(), graph.labels, strict=True):
-        for tag in (Chem.ChiralType.CHI_TETRAHEDRAL_CW, Chem.ChiralType.CHI_TETRAHEDRAL_CCW) if label & 7 else ():
+        if not label & 7:
+            continue
+        for tag in (Chem.ChiralType.CHI_TETRAHEDRAL_CW, Chem.ChiralType.CHI_TETRAHEDRAL_CCW):
             atom.SetChiralTag(tag)
             Chem.AssignStereochemistry(mol, cleanIt=False, force=True)
             if atom.HasProp("_CIPCode") and atom.GetProp("_CIPCode") == HANDS[label & 7]:

@@ -172,7 +172,7 @@ class GraphBatch:
         return Graph(tuple(self.labels[start:stop].tolist()), tuple(map(tuple, once.tolist())))
 
     def as_arrays(self) -> tuple[np.ndarray, ...]:
-        """What compiled code needs."""
+        """Return the arrays as a tuple, for compiled code."""
         return self.offsets, self.labels, self.indptr, self.neighbors, self.edge_labels
 
     def degrees(self) -> np.ndarray:  # (nodes,)

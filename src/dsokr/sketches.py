@@ -19,7 +19,7 @@ from dsokr.errors import InputError, check_fields
 Gram = Callable[[Tensor, Tensor], Tensor]  # positions (a,), (b,) -> the Gram matrix between them (a, b)
 
 CHUNK = 2**22  # entries of a random mask or of a Gram block that are held at once
-PILOT = 60  # outputs that approximate leverage scores, at least
+PILOT = 60  # the least number of outputs from which leverage scores are approximated by default
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,9 +202,8 @@ def approximate_leverage(
 
     The exact score of output i is [K (K + nλ I)⁻¹]_ii. Here K is replaced by B Bᵀ = C W⁺ Cᵀ, where C holds the columns
     of K at n_S = ``pilot`` outputs drawn according to ``probabilities`` (None: uniformly) and W the rows of C at the
-    same outputs; then the score is b_iᵀ (BᵀB + nλ I)⁻¹ b_i. By default n_S = 4 √n, as √n
-    outputs hardly show which ones stand out. Rows of B are computed twice and
-    never held: cost O(n · n_S²), memory O(n_S²) and a block.
+    same outputs; then the score is b_iᵀ (BᵀB + nλ I)⁻¹ b_i. By default n_S = 4 √n, as √n outputs hardly show which
+    ones stand out. Rows of B are computed twice instead of being held: cost O(n · n_S²), memory O(n_S²) and a block.
     """
     if not regularization > 0:
         raise InputError(f"The regularisation of leverage scores must be positive. Got {regularization}.")

@@ -22,8 +22,8 @@ SCALES: dict[Intensity, Callable[[np.ndarray], np.ndarray]] = {
     "log": lambda share: np.log1p(1000 * share) / np.log(1001),
     "linear": lambda share: share,
 }
-PRECURSORS = ("pepmass", "precursormz", "precursor_mz", "precursor m/z")  # what files call it, in lower case
-ADDUCTS = ("adduct", "precursor_type", "precursortype", "ion")  # the same for the adduct
+PRECURSORS = ("pepmass", "precursormz", "precursor_mz", "precursor m/z")  # names of the field in files, in lower case
+ADDUCTS = ("adduct", "precursor_type", "precursortype", "ion")  # likewise
 ELECTRON = 0.000548580  # dalton
 ELEMENTS = ("H", "Li", "C", "N", "O", "F", "Na", "P", "S", "Cl", "K", "Br")  # of adducts, and their masses:
 WEIGHTS = (
@@ -36,7 +36,7 @@ ADDUCT = re.compile(r"\[(\d*)M((?:[+-]\d*(?:[A-Z][a-z]?\d*)+)*)\](\d*)([+-])")
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The peaks of a spectrum by increasing m/z, the m/z of its precursor if known, and what else a file says of it.
+    """The peaks of a spectrum by increasing m/z, the m/z of its precursor if known, and the other fields of its file.
 
     >>> Spectrum([50.2, 80.1], [100, 400], precursor=130.0).mz
     array([50.2, 80.1])
@@ -84,14 +84,15 @@ def parse(text: str, precursor: float | None = None) -> Spectrum:
     >>> parse("50.2:100 80.1:400").intensity, parse("50.2 100; 80.1 400").intensity
     (array([100., 400.]), array([100., 400.]))
     """
-    items = (
-        text.replace(";", " ").split() if ":" in text else [item for item in re.split("[;\n]", text) if item.strip()]
-    )
-    return _make_spectrum([item.split(":" if ":" in text else None) for item in items], precursor)
+    if ":" in text:
+        cells = [item.split(":") for item in text.replace(";", " ").split()]
+    else:
+        cells = [item.split() for item in re.split("[;\n]", text) if item.strip()]
+    return _make_spectrum(cells, precursor)
 
 
 def _make_spectrum(cells: list[list[str]], precursor: float | None, metadata: dict[str, str] | None = None) -> Spectrum:
-    """A spectrum from the cells of its peaks, two each."""
+    """Make a spectrum from the cells of its peaks, two for each peak."""
     if (wrong := next((peak for peak in cells if len(peak) != 2), None)) is not None:
         raise InputError(f"A peak must be an m/z and an intensity. Got {' '.join(wrong)!r:.80}.")
     return Spectrum([mz for mz, _ in cells], [size for _, size in cells], precursor, metadata or {})  # type: ignore[arg-type] # arrays are made there
@@ -149,7 +150,7 @@ def _make_record(path: Path, line: int, metadata: dict[str, str], cells: list[li
 
 
 def _read_precursor(text: str) -> float:
-    """The first number: MGF files may have an intensity behind it."""
+    """Read the first number; MGF files may give an intensity after it."""
     try:
         return float(text.split()[0])
     except ValueError:
@@ -203,10 +204,10 @@ def bins(
     heaviest: float = 1000.0,
     intensity: Intensity = "sqrt",
 ) -> sp.csr_array:  # (n, bins), or (n, 2 · bins) with losses
-    """Add up the peaks of every spectrum in bins of m/z and, with ``losses``, of precursor − m/z behind them.
+    """Add up the peaks of every spectrum in bins of m/z and, with ``losses``, in further bins of precursor − m/z.
 
     Intensities are relative to the largest of their spectrum; then the sum of every bin is rescaled. Bins are centred
-    at the multiples of ``width``, from 0 to ``heaviest``; peaks and losses beyond are left out.
+    at the multiples of ``width``, from 0 to ``heaviest``; other peaks and losses are left out.
 
     >>> X = bins([Spectrum([50.2, 80.1], [100, 400], precursor=130.1)], width=0.5)
     >>> dict(zip(X.indices.tolist(), X.data.tolist()))
@@ -272,7 +273,8 @@ def _shares(spectrum: Spectrum) -> np.ndarray:
 def pool(spectra: Sequence[Spectrum], keys: Sequence[Hashable]) -> list[Spectrum]:
     """Average the spectra that share a key, such as a molecule, each relative to its largest peak.
 
-    They come in the order in which keys occur first, with the precursor of the first and the metadata that all share.
+    The averages are in the order in which their keys first occur. Each has the precursor of its first spectrum and the
+    metadata that all its spectra share.
 
     >>> [one] = pool([parse("50:10 60:5"), parse("60:8")], ["A", "A"])
     >>> one.mz, one.intensity

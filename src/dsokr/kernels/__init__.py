@@ -1,6 +1,6 @@
-"""Kernels on outputs. Every kernel is a frozen dataclass; see :class:`Kernel` to write one's own.
+"""Kernels on outputs. Every kernel is a frozen dataclass; see :class:`Kernel` to write your own.
 
-Those on graphs and strings need numba (``pip install "dsokr[graphs]"``) when they are used, not to be imported.
+Importing this package does not need numba; using a kernel on graphs or strings does (``pip install "dsokr[graphs]"``).
 """
 
 from dsokr.kernels.base import Kernel, Normalized, Product, Scaled, Sum, View, Views

@@ -82,7 +82,7 @@ class Postings:
 
         Σ_j weights[:, j] anchor_j is a table with a line of m numbers for every coordinate. Most coordinates belong to
         few anchors; their lines are not stored, but summed from those anchors' columns of the weights. So the table
-        takes little more memory than the weights, and an output a few times m additions per coordinate.
+        takes little more memory than the weights, and an output costs a few times m additions per coordinate.
         """
         starts, anchors, values = self.lists
         sizes = np.diff(starts)
@@ -226,7 +226,7 @@ def _find_all(slots: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> np.ndar
 def _multiply(
     start: int, stop: int, a: Sparse, lists: Sparse, dense_row: np.ndarray, dense: np.ndarray, out: np.ndarray
 ) -> None:
-    """Rows start to stop of a @ lists, where row c of lists is also ``dense[dense_row[c]]``, if not −1."""
+    """Compute rows start to stop of a @ lists. Row c of lists is also ``dense[dense_row[c]]``, unless that is −1."""
     lines, factors = np.zeros(len(dense) + 4, np.int64), np.zeros(len(dense) + 4)
     for i in range(start, stop):
         sums = out[i]

@@ -247,7 +247,7 @@ def core_numbers(batch: GraphBatch) -> np.ndarray:  # (nodes,)
 
 @inlined
 def link(edge_label, label, use_edges):  # type: ignore[no-untyped-def]  # compiled
-    """What a neighbour adds to the sum that names the multiset of neighbours."""
+    """Return what one neighbour adds to the sum of :func:`surround`."""
     return pair(edge_label, label) if use_edges else mix(label)
 
 

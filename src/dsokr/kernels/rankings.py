@@ -109,7 +109,7 @@ def as_positions(rankings: Outputs) -> Tensor:  # (n, d)
 
 
 def as_full_rankings(rankings: Outputs, name: str) -> Tensor:  # (n, d)
-    """Return positions from 0 to d − 1, each taken once, or refuse the rankings on behalf of the kernel ``name``."""
+    """Return positions counted from 0; raise an ``InputError`` for the kernel ``name`` if one is not taken once."""
     given = as_positions(rankings)
     least = given.amin(dim=1, keepdim=True) if given.numel() else given[:, :1]
     positions = given - least.clamp(0, 1)

@@ -38,7 +38,7 @@ class StringKernel(FeatureKernel):
 
     @abstractmethod
     def find(self, ys: Outputs) -> Iterable[Substrings]:
-        """Find the occurrences, in groups whose coordinates differ."""
+        """Find the occurrences, in groups; each group has coordinates of its own."""
 
     def features(self, ys: Outputs) -> Features:
         parts = [Features.of(found.indptr, found.names, found.values) for found in self.find(ys)]

@@ -27,7 +27,7 @@ WIDE = 1 << 20  # columns of sparse matrices from which on they are too many for
 
 
 def as_rows(ys: Outputs) -> Rows:  # (n, d)
-    """Return outputs as a float64 matrix, dense or sparse: canonical outputs as they are, others through the door."""
+    """Return outputs as a float64 matrix, dense or sparse. Canonical outputs are returned unchanged."""
     if isinstance(ys, Tensor) and ys.dtype == torch.float64 and ys.ndim == 2:
         return ys
     if isinstance(ys, sp.csr_array) and ys.dtype == np.float64 and ys.has_canonical_format:
@@ -129,11 +129,12 @@ class Gaussian(UnitKernel):
 
     def __call__(self, a: Outputs, b: Outputs) -> Tensor:  # −‖a − b‖² / 2 = ⟨a, b⟩ − (‖a‖² + ‖b‖²) / 2
         a, b = as_pair(a, b)
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and len(b):  # far from zero, distances would lose precision
+        are_dense = isinstance(a, Tensor) and isinstance(b, Tensor)
+        if are_dense and len(b):  # far from zero, distances would lose precision
             a, b = a - (centre := b.mean(dim=0)), b - centre
         a, b = math.sqrt(2 * self.gamma) * a, math.sqrt(2 * self.gamma) * b
         of_a, of_b = squared_norms(a), squared_norms(b)
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and ((of_a > FAR).any() or (of_b > FAR).any()):
+        if are_dense and ((of_a > FAR).any() or (of_b > FAR).any()):
             apart = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
             return apart.square_().mul_(-0.5).exp_()
         half = 0.5 - EPSILON * (2 + math.sqrt(a.shape[1]))  # below ½, so that rounding does not separate equal outputs
