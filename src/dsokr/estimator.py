@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 from sklearn.utils import Tags, _safe_indexing, check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from dsokr import decoders, kernels, losses, regressors, sketches
 from dsokr.basis import SketchedBasis
@@ -27,6 +27,7 @@ from dsokr.regressors import Auto, Regressor, Targets, networks
 from dsokr.regressors.auto import as_regressor, fit_within, prepare_reading
 from dsokr.regressors.base import hold_out
 from dsokr.regressors.inputs import OF_INPUTS, Reader, check_groups, check_inputs, check_weights, identify_inputs
+from dsokr.regressors.networks import NetworkFactory
 from dsokr.regressors.stack import format_report
 from dsokr.regressors.streaming import draw_pairs
 from dsokr.rules import score
@@ -47,8 +48,8 @@ EXAMPLES = {
 }
 REPEATED, MISSED = 0.9, 0.5  # shares of distinct outputs, and of features outside the basis, that call for a hint
 NUMBERS = ("dim", "random_state")  # parameters that are saved with a model
-SEEN = 5000  # training inputs, at most, by which calibration on them is noticed
-NetworkFactory = Callable[[int], nn.Module]
+PACKED = ("anchors", "weights", "projection", "known", "seen", "regressor")  # what is saved as tensors
+SEEN = 5000  # training inputs, at most, that a model remembers, to refuse calibration on them
 
 
 class DSOKR(MadeOfParts):
@@ -131,22 +132,18 @@ class DSOKR(MadeOfParts):
 
         # 1.a The functional last layer: a basis of the feature space, from a sketch of the outputs.
         sketch, basis, state = compute_once(lambda: make_basis(kernel, Y, self.sketch, self.dim, generator, device))
-        basis, generator = basis if basis.device == device else basis.to(device), generator.set_state(state)
+        basis, generator = basis.to(device), generator.set_state(state)
         known = EmbeddedOutputs(basis, candidates, form=form.matching(candidates_form, "candidates"))
 
         # 1.b Regression of the coordinates.
         targets = Targets(*basis.embed_with_residual(Y), weights, groups)
         pairs = self.reader_.read(X), Y, targets
-        train, held_out = self._split(pairs, validation, regressor.validation_fraction, generator)
+        train, held_out, valid_form = self._split(pairs, form, validation, regressor.validation_fraction, generator)
         if held_out is None and regressor.monitor != "loss":
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
-        choices, valid_form = decoder.alternatives(), form
-        if validation is not None:
-            valid_form = form.matching(canonical(validation[1])[1], "validation Y")
-        judge = Judge(known, valid_form, regressor.monitor)
+        choices, judge = decoder.alternatives(), Judge(known, valid_form, regressor.monitor)
         fitted = regressor.fit(
-            train[0],
-            train[2],
+            *train,
             None if held_out is None else (held_out[0], Targets(*basis.embed_with_residual(held_out[1]))),
             seed=seed,
             device=device,
@@ -252,13 +249,10 @@ class DSOKR(MadeOfParts):
         Nothing is pickled. ``write_further`` may add files to the folder it is called with: all appear at once.
         """
         check_is_fitted(self, "regressor_")
-        given, basis = self.get_params(deep=False), self.basis_
-        tensors: dict[str, Tensor] = {}
-        made = self.parts_ | {"kernel": basis.kernel}
-        parts = {name: write_part(made[name], *modules) for name, modules in PARTS.items()}
+        basis, numbers = self.basis_, {name: getattr(self, name) for name in NUMBERS}
         config = {
-            "parts": parts,
-            "parameters": {name: given[name] for name in NUMBERS if isinstance(given[name], int | None)},
+            "parts": {name: write_part(self.parts_[name], *modules) for name, modules in PARTS.items()},
+            "parameters": {name: number for name, number in numbers.items() if isinstance(number, int | None)},
             "rule": getattr(self.decoder, "rule", None),  # before validation chose
             "own_candidates": getattr(self.decoder, "outputs", None) is not None,
             "form": asdict(self.known_.form),
@@ -268,10 +262,10 @@ class DSOKR(MadeOfParts):
             "reader": self.reader_.state(),
             "inputs": {name: np.asarray(vars(self)[name]).tolist() for name in OF_INPUTS if hasattr(self, name)},
         }
-        for name in ("anchors", "weights", "projection"):
-            config[name] = pack(getattr(basis, name), name, tensors)
-        config["known"], config["seen"] = pack(self.known_.outputs, "known", tensors), pack(self.seen_, "seen", tensors)
-        config["regressor"] = pack(self.regressor_.state(), "regressor", tensors)
+        tensors: dict[str, Tensor] = {}
+        of_basis = basis.anchors, basis.weights, basis.projection
+        values = (*of_basis, self.known_.outputs, self.seen_, self.regressor_.state())
+        config |= {name: pack(value, name, tensors) for name, value in zip(PACKED, values, strict=True)}
 
         def write_files(draft: Path) -> None:
             self.regressor_.write_folder(draft / "network")
@@ -300,8 +294,7 @@ class DSOKR(MadeOfParts):
             for name, modules in PARTS.items()
         }
         model, where = cls(**parts, **config["parameters"], device=device), resolve_device(device)
-        names = ("anchors", "weights", "projection", "known", "seen", "regressor")
-        *basis, known, model.seen_, state = (unpack(config[name], name, tensors) for name in names)
+        *basis, known, model.seen_, state = (unpack(config[name], name, tensors) for name in PACKED)
         known, form = canonical(known)[0], Form.from_json(config["form"])
         has_form = count(replace(form, frame=None).restore(take(known, slice(1)))) == 1
         if not has_form or count(basis[0]) != (basis[2] if basis[1] is None else basis[1]).shape[1]:
@@ -358,14 +351,14 @@ class DSOKR(MadeOfParts):
     def _check_pairs(self, X: Any, Y: Any) -> tuple[Any, Outputs, Form]:
         if Y is None:
             raise InputError("DSOKR requires y to be passed, but the target y is None.")
-        X, (Y, form) = check_inputs(self, X, reset=True, allow_missing=self._reads_tables()), canonical(Y)
+        X, (Y, form) = self._check_inputs(X, reset=True), canonical(Y)
         check_consistent_length(X, Y)
         if count(Y) < 2:
             raise InputError("At least two pairs are needed to learn anything. Got n_samples=1.")
         return X, Y, form
 
-    def _check_inputs(self, X: Any) -> Any:
-        return check_inputs(self, X, reset=False, allow_missing=self._reads_tables())
+    def _check_inputs(self, X: Any, reset: bool = False) -> Any:
+        return check_inputs(self, X, reset=reset, allow_missing=self._reads_tables())
 
     def _read_inputs(self, X: Any) -> Any:
         return self.reader_.read(self._check_inputs(X))
@@ -374,20 +367,20 @@ class DSOKR(MadeOfParts):
         return getattr(as_regressor(self.regressor), "reads", "numbers") == "numbers"
 
     def _split(
-        self, pairs: tuple[Any, Outputs, Targets], validation: Any, fraction: float, generator: Generator
-    ) -> tuple[tuple[Any, Outputs, Targets], tuple[Any, Outputs] | None]:
-        """The pairs to train on and those to validate on, if any."""
+        self, pairs: tuple[Any, Outputs, Targets], form: Form, validation: Any, fraction: float, generator: Generator
+    ) -> tuple[tuple[Any, Targets], tuple[Any, Outputs] | None, Form]:
+        """Return inputs and targets to train on, inputs and outputs to validate on, if any, and the form of these."""
+        X, Y, targets = pairs
         if validation is not None:
             if not isinstance(validation, tuple | list) or len(validation) != 2:
                 raise InputError(f"validation must be a pair (X, Y). Got {type(validation).__name__}.")
-            X_val, Y_val = self._check_inputs(validation[0]), as_outputs(validation[1], "validation Y")
+            X_val, (Y_val, own_form) = self._check_inputs(validation[0]), canonical(validation[1], "validation Y")
             check_consistent_length(X_val, Y_val)
-            return pairs, (self.reader_.read(X_val), Y_val)
-        X, Y, targets = pairs
+            return (X, targets), (self.reader_.read(X_val), Y_val), form.matching(own_form, "validation Y")
         train, valid = hold_out(count(Y), fraction, generator, targets.groups)
         if not len(valid):
-            return pairs, None
-        return (take(X, train), take(Y, train), targets.take(train)), (take(X, valid), take(Y, valid))
+            return (X, targets), None, form
+        return (take(X, train), targets.take(train)), (take(X, valid), take(Y, valid)), form
 
     def _embed(self, candidates: Any) -> EmbeddedOutputs:
         if candidates is None:
