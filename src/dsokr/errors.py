@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-CHECKED = ("dsokr", "numpy", "scipy", "torch")  # packages whose classes a value is checked to be of
+CHECKED = ("dsokr", "numpy", "scipy", "torch")  # packages whose classes are checked in annotations
 
 
 class DSOKRError(Exception):
@@ -58,7 +58,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def import_extra(module: str, extra: str) -> Any:
-    """Import an optional dependency, or raise the sentence that says how to install it."""
+    """Import an optional dependency, or raise an error that says how to install it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -68,9 +68,9 @@ def import_extra(module: str, extra: str) -> Any:
 def check_fields(owner: Any, **intervals: str | int) -> None:
     """Check that the fields of a dataclass have the types of their annotations, and numbers lie in their intervals.
 
-    An interval is written as ``"(0, 1]"``, or as the least number there may be, and holds for each number of a tuple.
-    Integers are at least 1 and other numbers at least 0 if nothing is said. Checked are numbers, truth values, texts,
-    literals, classes of this package, and tuples and unions of them.
+    An interval is a string such as ``"(0, 1]"`` or the least number allowed, and holds for each number of a tuple. By
+    default, integers are at least 1 and other numbers at least 0. Numbers, truth values, texts, literals, classes of
+    this package, and tuples and unions of these are checked.
     """
     hints = _read_hints(type(owner))  # type: ignore[arg-type] # every class is hashable
     for field in dataclasses.fields(owner):
@@ -83,7 +83,7 @@ def check_fields(owner: Any, **intervals: str | int) -> None:
 
 
 def check_types(owner: Any) -> None:
-    """Check what was read from a file, and the parts within it, against the annotations of their classes."""
+    """Check the fields of an object read from a file, and of its parts, against the annotations of their classes."""
     for name, hints in _read_hints(type(owner)).items():  # type: ignore[arg-type] # every class is hashable
         value = getattr(owner, name)
         if not any(_fits(value, hint, interval="") for hint in hints):
@@ -95,7 +95,7 @@ def check_types(owner: Any) -> None:
 
 @cache
 def _read_hints(kind: type) -> dict[str, tuple[Any, ...]]:
-    """The types that each field may have; all its literals are one type."""
+    """Return the types that each field may have, with all its literals as one."""
     found = {}
     for name, hint in get_type_hints(kind).items():
         hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -107,18 +107,17 @@ def _read_hints(kind: type) -> dict[str, tuple[Any, ...]]:
 
 
 def _fits(value: Any, hint: Any, interval: str) -> bool:
-    origin = get_origin(hint)
+    origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return value in get_args(hint) and type(value) in map(type, get_args(hint))
-    if origin is tuple and get_args(hint)[1:] == (...,):
-        return isinstance(value, tuple | list) and all(_fits(item, get_args(hint)[0], interval) for item in value)
+        return value in parts and type(value) in map(type, parts)
     if origin is tuple:
-        parts = get_args(hint)
-        is_as_long = isinstance(value, tuple | list) and len(value) == len(parts)
-        return is_as_long and all(_fits(*pair, interval) for pair in zip(value, parts, strict=True))
+        if not isinstance(value, tuple | list):
+            return False
+        kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
+        return len(value) == len(kinds) and all(_fits(*pair, interval) for pair in zip(value, kinds, strict=True))
     if origin in (list, dict):
         items = value.values() if isinstance(value, dict) else value
-        return isinstance(value, origin) and all(_fits(item, get_args(hint)[-1], interval) for item in items)
+        return isinstance(value, origin) and all(_fits(item, parts[-1], interval) for item in items)
     if hint in (int, float):
         is_number = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
         return is_number and (not interval or _is_inside(value, interval))

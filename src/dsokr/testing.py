@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,10 +41,7 @@ def check_kernel(kernel: Kernel, ys: Outputs, tolerance: float = 1e-8) -> None:
     _require(_is_float64(K, (n, n)), kernel, f"must return a float64 tensor of shape ({n}, {n})")
     _require(_is_float64(diag, (n,)), kernel, f"diag must return a float64 tensor of shape ({n},)")
     scale = K.abs().max().item()
-
-    def same(a: Tensor, b: Tensor) -> bool:
-        return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(scale, 1e-300))
-
+    same = partial(torch.allclose, rtol=tolerance, atol=tolerance * max(scale, 1e-300))
     _require(bool(torch.isfinite(K).all()), kernel, "must be finite")
     _require(same(K, K.T), kernel, "is not symmetric")
     _require(same(K.diagonal(), diag), kernel, "has a diag that is not k(y, y)")
@@ -89,10 +87,7 @@ def check_regressor(regressor: Regressor, X: Any, *, weights: bool = True, toler
     fitted = regressor.fit(X, targets, **LEARNING)
     z = fitted.predict(X)
     _require_coordinates(z, regressor, "predict", n)
-
-    def same(a: Tensor, b: Tensor) -> bool:
-        return torch.allclose(a, b, rtol=tolerance, atol=tolerance * z.abs().max().item())
-
+    same = partial(torch.allclose, rtol=tolerance, atol=tolerance * z.abs().max().item())
     again = regressor.fit(X, targets, **LEARNING).predict(X)
     _require(torch.equal(again, z), regressor, "learns something else from the same pairs and seed")
     few = [n - 1, 3, 1]
