@@ -25,7 +25,7 @@ except ImportError:
 Function = TypeVar("Function", bound=Callable[..., Any])
 T = TypeVar("T")
 
-LINE_EVERY = 10.0  # seconds between passing lines in a log
+LINE_EVERY = 10.0  # seconds, at least, between passing lines in a log
 
 _GLOBAL_GENERATORS = RLock()  # torch shares its global generators between threads
 
@@ -67,7 +67,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def compute_once(make: Callable[[], T]) -> T:
-    """Return ``make()``, which only the first of the processes that torchrun has started computes for all."""
+    """Return ``make()``. Of processes started by torchrun, only the first calls it and sends the others the result."""
     if not dist.is_available() or not dist.is_torchelastic_launched():
         return make()
     if not dist.is_initialized():
@@ -81,8 +81,8 @@ def compute_once(make: Callable[[], T]) -> T:
 def compiled(function: Function, **options: Any) -> Function:
     """Compile with numba on first use, cache the result on disk and release the GIL.
 
-    Without numba the function raises ``MissingExtraError`` when called. Where no cache can be written, every process
-    compiles anew; NUMBA_CACHE_DIR can name a writable folder.
+    Without numba the function raises ``MissingExtraError`` when called. If no cache can be written, every process
+    compiles again; set NUMBA_CACHE_DIR to a writable folder to avoid that.
     """
     if njit is not None:
         try:
@@ -98,7 +98,7 @@ def compiled(function: Function, **options: Any) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """Compile a small function that compiled loops call with arrays; inlined, it costs them no reference counting."""
+    """Compile and inline a small function that compiled loops call with arrays; this avoids reference counting."""
     return compiled(function, forceinline=True)
 
 
@@ -118,9 +118,9 @@ def run_in_threads(work: Callable[[int, int], object], count: int, share: int) -
 
 @contextmanager
 def show_progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """Yield a function that prints lines on standard error; with ``passing=True`` one that the next replaces.
+    """Yield a function that prints lines on standard error. The next line replaces one with ``passing=True``.
 
-    In a log, where nothing can be replaced, passing lines are rare.
+    In a log, which keeps all lines, few of the passing ones are printed.
     """
     console, printed = Console(stderr=True, quiet=quiet), time.monotonic()
     status = Status("", console=console)

@@ -58,8 +58,8 @@ class DSOKR(MadeOfParts):
     Parameters
     ----------
     kernel : k, the similarity of outputs, e.g. ``kernels.Tanimoto()``.
-    sketch : how the basis is drawn from the training outputs, e.g. ``sketches.SubSample(100)``; "auto" takes as many as
-        make a difference, see :func:`dsokr.selection.choose_sketch`.
+    sketch : how the basis is drawn from the training outputs, e.g. ``sketches.SubSample(100)``; "auto" chooses how many
+        of them to draw, see :func:`dsokr.selection.choose_sketch`.
     regressor : what learns x -> coordinates, e.g. ``regressors.Neural(networks.MLP(), loss=..., training=...)``,
         ``regressors.KernelRidge(kernels.Gaussian(0.1))``, or any regressor of scikit-learn. A network factory alone
         means ``Neural(network)``. "auto" stacks what suits the inputs, see :class:`dsokr.regressors.Auto`.
@@ -106,12 +106,12 @@ class DSOKR(MadeOfParts):
     ) -> DSOKR:
         """Algorithm 1 of the paper.
 
-        ``validation`` is a pair (X, Y) on which everything is chosen that is left open: the epoch or penalty of the
-        regressor, the weights of a stack, the decoding rule. Without it, a stack uses predictions out of fold, and
-        other regressors may hold out a share of the training pairs; their outputs still count for the basis and as
-        candidates. ``sample_weight`` has a number for every pair: how often it counts. ``groups`` has a value for every
-        pair, say the molecule that was measured: pairs of one group stay on one side of these splits. Outputs may be
-        SMILES where the kernel is on graphs or fingerprints. ``X`` may be a :class:`~dsokr.regressors.Stream` of pairs.
+        ``validation`` is a pair (X, Y) by which all open choices are made: the epoch or penalty of the regressor, the
+        weights of a stack, the decoding rule. Without it, a stack uses predictions out of fold, and other regressors
+        may hold out a share of the training pairs; their outputs still count for the basis and as candidates.
+        ``sample_weight`` has a number for every pair: how often it counts. ``groups`` has a value for every pair, say
+        the molecule that was measured: pairs of one group stay on one side of these splits. Outputs may be SMILES where
+        the kernel is on graphs or fingerprints. ``X`` may be a :class:`~dsokr.regressors.Stream` of pairs.
         """
         self._check_parts()
         auto = as_regressor(self.regressor)
@@ -234,7 +234,7 @@ class DSOKR(MadeOfParts):
         return 1 - unexplained / total if total > 0 else float(unexplained <= 0)
 
     def report(self) -> str:
-        """A table of what was tried, what each is worth on pairs that it was not fitted to, and what was chosen."""
+        """A table of what was tried, how well each does on pairs that it was not fitted to, and what was chosen."""
         check_is_fitted(self, "regressor_")
         n, p = count(self.basis_.anchors), self.basis_.dim
         pairs = f"learned    from {self.n_pairs_} pairs"
@@ -278,8 +278,8 @@ class DSOKR(MadeOfParts):
     def load(cls, folder: str | Path, *, device: str = "auto", **parts: Any) -> DSOKR:
         """Read a saved model.
 
-        ``parts`` brings what could not be written down: ``regressor=...`` or ``kernel=...`` of one's own. Other
-        functions of one's own (a loss, a metric) come back as the defaults: predictions do not need them.
+        Pass parts of your own that could not be written down, as ``regressor=...`` or ``kernel=...``. Other functions
+        of your own (a loss, a metric) are replaced by the defaults: predictions do not need them.
         """
         if unknown := set(parts) - set(PARTS):
             raise InputError(f"DSOKR.load takes {', '.join(PARTS)}. Got {sorted(unknown)[0]!r}.")
@@ -331,7 +331,7 @@ class DSOKR(MadeOfParts):
         return tags
 
     def _list_hints(self) -> list[str]:
-        """What usually costs accuracy, with the remedy."""
+        """List what usually costs accuracy, with the remedy."""
         training, hints = getattr(self.parts_["regressor"], "training", None), []
         if training is not None and training.patience and self.history_.best_epoch == training.epochs:
             hints.append(f"Training was still improving after {training.epochs} epochs: allow more.")

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, one writer at a time, checksums of files, and fingerprints of values."""
+"""Files written whole or not at all, by one writer at a time; checksums of files, fingerprints of values."""
 
 import ctypes
 import glob
@@ -34,13 +34,13 @@ except ImportError:  # Windows, where drafts are recognised by their age alone
 T = TypeVar("T")
 
 LOCK = ".lock"  # a file in a folder that is being written
-DRAFT, OLD = ".part-", ".old-"  # how names of drafts begin, and of folders on their way out
-STALE = 3600.0  # seconds after which a draft that nobody changes, or holds, is left over from a crash
+DRAFT, OLD = ".part-", ".old-"  # prefixes of names: of drafts, and of folders that are being replaced
+STALE = 3600.0  # seconds after which a draft that is neither changed nor locked is left over from a crash
 BLOCK = 2**22  # numbers hashed at once
 SUMMED = 2**22  # bytes for every checksum of a large file
-ZEROS = b"0" * 64  # in place of the checksum that a file has of itself
+ZEROS = b"0" * 64  # placeholder for the checksum that a file holds of itself
 SEAL = re.compile(rb'"sealed": ?"([0-9a-f]{64})"')
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of Linux
 
 
 def check_place(path: Path) -> None:
@@ -104,7 +104,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _explain_failure(path: Path) -> Iterator[None]:
-    """Say in one sentence why a file cannot be written. FAISS and torch raise RuntimeError if the disk is full."""
+    """Say in one sentence why a file cannot be written. FAISS and torch raise RuntimeError on a full disk."""
     try:
         yield
     except DSOKRError:
@@ -126,7 +126,7 @@ def _name_beside(path: Path, begin: str) -> Path:
 
 @contextmanager
 def _hold(draft: Path) -> Iterator[None]:
-    """Lock a draft, so that others see that its writer lives, even if the clock jumps. OSError if another holds it."""
+    """Lock a draft while its writer lives, whatever the clock says. Raise OSError if another process holds it."""
     if fcntl is None:
         yield
         return
@@ -139,7 +139,7 @@ def _hold(draft: Path) -> Iterator[None]:
 
 
 def _exchange(draft: Path, folder: Path) -> None:
-    """Let a draft and the folder, if it exists, change places; where the system cannot, move one after the other."""
+    """Swap a draft with the folder, if it exists, in one step; in two renames where the system cannot."""
     if folder.exists() and sys.platform == "linux":
         libc, names = ctypes.CDLL(None, use_errno=True), (os.fsencode(draft), os.fsencode(folder))
         if hasattr(libc, "renameat2") and not libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE):
@@ -157,7 +157,7 @@ def _exchange(draft: Path, folder: Path) -> None:
 
 
 def read_whole(folder: Path, read: Callable[[], T]) -> T:
-    """Call a function that reads the files of a folder; again if a writer has replaced the folder meanwhile."""
+    """Call a function that reads the files of a folder. Repeat if a writer replaced the folder meanwhile."""
     while True:
         before = _identify(folder)
         try:
@@ -204,13 +204,13 @@ def read_sealed(path: Path) -> bytes:
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether the contents of a file are those that were sealed."""
+    """Whether the contents of a file match the checksum that they hold."""
     found = SEAL.search(data)
     return found is not None and found[1].decode() == hashlib.sha256(data.replace(found[1], ZEROS, 1)).hexdigest()
 
 
 class BlockSums:
-    """CRC-32 of every 4 MiB of a file that grows: kept as text, so that a build can resume."""
+    """CRC-32 of every 4 MiB of a growing file; written as text, so that a build can resume."""
 
     def __init__(self, text: str = "", size: int = 0):
         self.sums, self.size = [int(word, 16) for word in text.split()], size
@@ -251,7 +251,7 @@ class CheckedFile:
 
     def check(self, rows: Any = slice(None)) -> None:
         """Check the blocks that hold these rows: a slice, or positions."""
-        if not self.left:  # a search asks for every block that it reads
+        if not self.left:  # quick, as a search calls this for every block that it reads
             return
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(self.count)

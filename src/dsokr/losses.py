@@ -28,7 +28,7 @@ class Objective(Protocol):
         """Return the objective for the outputs z of the network."""
 
     def among(self, targets: Tensor) -> Self:
-        """Return the objective for training with these targets; for objectives that depend on all of them."""
+        """Return the objective for training with these targets, if it depends on all of them."""
         return self
 
 

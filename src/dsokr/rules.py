@@ -23,7 +23,7 @@ Rule = Literal["kernel", "projected", "cosine"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 TINY = torch.finfo(torch.float64).tiny
-SAMPLE = 255  # scores of a row that are enough to know its offset
+SAMPLE = 255  # scores of a row that are enough to estimate its offset
 
 
 def check_rule(rule: str) -> None:
@@ -97,7 +97,7 @@ class Ties(NamedTuple):
         offset = some.median(dim=1, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0)
         spread = (some - offset).abs().median(dim=1, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0)
         unit = torch.maximum(2.0**-24 * spread, 2.0**-40 * offset.abs())
-        if (zeros := unit[:, 0] == 0).any():  # most scores are zero: the largest one shows what rounding errors are
+        if (zeros := unit[:, 0] == 0).any():  # most scores are zero: estimate rounding errors from the largest
             unit[zeros] = 2.0**-48 * scores[zeros].double().nan_to_num(0.0, 0.0, 0.0).abs().amax(dim=1, keepdim=True)
         return Ties(offset, unit)
 

@@ -41,7 +41,7 @@ SEALED = ("config.json", "conformal.safetensors")  # which hold their own checks
 CSR = ("data", "indices", "indptr")
 LONGEST = 4_000_000  # characters of an expression
 FORGOTTEN = ("loss", "monitor", "logger", "trainer", "training", "estimator")  # fields that predictions do not need
-HIDDEN = ("Feature", "Normalized", "Product", "Scaled", "Sketch", "Sum")  # how names begin that people do not write
+HIDDEN = ("Feature", "Normalized", "Product", "Scaled", "Sketch", "Sum")  # prefixes of names that users do not write
 
 Tensors = dict[str, Tensor]
 
@@ -93,7 +93,7 @@ def _try_to_write(part: Any, *modules: ModuleType) -> str | None:
 
 
 def parse_expression(text: str, *modules: ModuleType) -> Any:
-    """Make the part that an expression names. Kernels may be added, multiplied, scaled and normalised.
+    """Build the part that an expression names. Kernels may be added, multiplied, scaled and normalised.
 
     >>> from dsokr import kernels
     >>> parse_expression("Gaussian(0.5) + 2 * Linear().normalized()", kernels)
@@ -154,7 +154,7 @@ def _names(module: ModuleType) -> list[str]:
 
 
 def shorten(part: Any) -> str:
-    """A part as it is printed, without the fields that have their defaults."""
+    """Print a part without the fields that have their defaults."""
     if not dataclasses.is_dataclass(part):
         return f"({', '.join(map(shorten, part))})" if isinstance(part, tuple) else repr(part)
     fields = (field for field in dataclasses.fields(part) if field.repr and not _has_default(part, field))
@@ -203,7 +203,7 @@ def write_part(part: Any, *modules: ModuleType) -> dict[str, str]:
 
 
 def read_part(name: str, written: dict[str, str], *modules: ModuleType) -> Any:
-    """Make the part that :func:`write_part` wrote."""
+    """Build the part that :func:`write_part` wrote."""
     if "expression" in written:
         try:
             return parse_expression(written["expression"], *modules)
@@ -216,7 +216,7 @@ def read_part(name: str, written: dict[str, str], *modules: ModuleType) -> Any:
 
 
 def pack(value: Any, name: str, tensors: Tensors) -> Any:
-    """Put the arrays of a value among the tensors, and return as JSON what else is needed to get the value back.
+    """Move the arrays of a value to ``tensors``, and return the rest as JSON.
 
     Values are tensors, arrays, canonical outputs, what JSON can hold, and dictionaries of them.
     """
@@ -250,7 +250,7 @@ def _take_apart(value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def unpack(packed: Any, name: str, tensors: Tensors) -> Any:
-    """Return the value that :func:`pack` took apart."""
+    """Return the value that was given to :func:`pack`."""
     if not isinstance(packed, dict):
         return packed
     if "parts" not in packed:
@@ -278,7 +278,7 @@ def unpack(packed: Any, name: str, tensors: Tensors) -> Any:
 
 
 def restore_model(folder: Path, restore: Callable[[dict[str, Any], Tensors], T]) -> T:
-    """Make a model of its saved configuration and tensors. Errors about these become a sentence about the folder."""
+    """Build a model from its saved configuration and tensors. Errors in these become one that names the folder."""
 
     def read() -> T:
         config, tensors = read_model(folder)
@@ -296,7 +296,7 @@ def restore_model(folder: Path, restore: Callable[[dict[str, Any], Tensors], T])
 def write_model(
     folder: Path, config: dict[str, Any], tensors: Tensors, facts: dict[str, Any], write_further: Callable[[Path], None]
 ) -> None:
-    """Write a model's folder, whole or not at all; ``facts`` go to its card, ``write_further`` adds files to the draft.
+    """Write a model's folder, whole or not at all. Its card shows ``facts``; ``write_further`` adds files to the draft.
 
     Only a saved model, or an empty folder, is ever replaced.
     """
@@ -313,7 +313,7 @@ def write_model(
 
 
 def _list_files(folder: Path) -> list[str]:
-    """The files of a model that its configuration has checksums of, by their paths in the folder."""
+    """List the files whose checksums are in a model's configuration, by their paths in the folder."""
     found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir())
     return [name for name in found if name not in SEALED and name.partition("/")[0] in FILES]
 
@@ -353,7 +353,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], Tensors]:
-    """Read the configuration and the tensors of a saved model, and check every file that loading reads."""
+    """Read the configuration and tensors of a saved model. Check every file that loading reads."""
     config = check_model(folder, FOR_PEOPLE)
     try:
         tensors = load_file(str(folder / "model.safetensors"))
