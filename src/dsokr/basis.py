@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +37,7 @@ class SketchedBasis:
 
     @cached_property
     def _evaluate(self) -> Evaluate:  # ys -> (n, p)
-        """ψ̃, with everything that depends on the anchors alone computed in advance.
+        """ψ̃ as a function, prepared with everything that depends on the anchors alone.
 
         With explicit features and no weights, ẽ_i = Σ_j Ω_ij k(·, a_j) is itself a vector of features, and the m values
         k(y, a_j) need not be computed.
@@ -64,7 +64,6 @@ class SketchedBasis:
         return self.projection.device
 
     def to(self, device: torch.device | str) -> SketchedBasis:
-        device = torch.device(device)
         weights = None if self.weights is None else self.weights.to(device)
         return SketchedBasis(self.kernel, to_device(self.anchors, device), weights, self.projection.to(device))
 
@@ -126,14 +125,14 @@ class SketchedBasis:
         for _, z in _in_blocks(self._evaluate, as_outputs(ys)):
             covariance.addmm_(z.T, z)
         directions = torch.linalg.eigh(covariance).eigenvectors.flip(1)
-        rotated = SketchedBasis(self.kernel, self.anchors, self.weights, directions.T @ self.projection)
+        rotated = replace(self, projection=directions.T @ self.projection)
         return rotated if dim is None else rotated.leading(dim)
 
     def leading(self, dim: int) -> SketchedBasis:
         """The first ``dim`` functions of the basis."""
         if not 1 <= dim <= self.dim:
             raise InputError(f"A basis of dimension {self.dim} has 1 to {self.dim} leading directions. Got {dim}.")
-        return SketchedBasis(self.kernel, self.anchors, self.weights, self.projection[:dim])
+        return replace(self, projection=self.projection[:dim])
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,10 +192,9 @@ def sketch_span(
     device: torch.device | str = "cpu",
 ) -> SketchedSpan:
     """Draw the sketch, unless it is drawn already, and compute R K Rᵀ; see :func:`sketch_basis` for the cost."""
-    device = torch.device(device)
-    ys = as_outputs(ys)
+    ys, device = as_outputs(ys), torch.device(device)
     for _ in _in_blocks(kernel.diag, ys):
-        pass  # names the first output that the kernel is undefined for
+        pass  # raises an error that names the first output for which the kernel is undefined
     drawn = sketch if isinstance(sketch, Sketch) else _draw_sketch(kernel, ys, sketch, generator)
     anchors = to_device(take(ys, drawn.indices), device)
     weights = None if drawn.weights is None else drawn.weights.to(device)

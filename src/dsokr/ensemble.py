@@ -58,7 +58,7 @@ class Ensemble:
         for number, member in enumerate(self.members):
             if not isinstance(member, DSOKR) or not hasattr(member, "known_"):
                 raise InputError(f"Members of an ensemble must be fitted DSOKR models. Got {member!r} at {number}.")
-        self._aligned: tuple[list[EmbeddedOutputs], list[EmbeddedOutputs]] | None = None
+        self._aligned: tuple[list[EmbeddedOutputs], list[EmbeddedOutputs]] = [], []  # as known, and in one order
         check_combination(combine)
         if weights is not None and combine == "max score":
             raise InputError("weights are for means. Got weights with combine='max score'.")
@@ -96,21 +96,20 @@ class Ensemble:
             yield combine_scores(scores, self.combine, self.weights, self.standardize)
 
     def _align(self) -> list[EmbeddedOutputs]:
-        """The candidates of every member, in the order of the first; anew after a member was fitted again."""
+        """Return the known outputs of every member in the order of the first's; anew if one was fitted again."""
         known = [member.known_ for member in self.members]
-        if not self._aligned or any(one is not its for one, its in zip(known, self._aligned[0], strict=True)):
-            self._aligned = known, self._order_known()
+        if known != self._aligned[0]:  # compared by identity
+            self._aligned = known, self._order(known)
         return self._aligned[1]
 
-    def _order_known(self) -> list[EmbeddedOutputs]:
-        """They must be the same outputs."""
-        first, *others = ([*keys(member.known_.outputs)] for member in self.members)
+    def _order(self, known: list[EmbeddedOutputs]) -> list[EmbeddedOutputs]:
+        first, *others = ([*keys(one.outputs)] for one in known)
         for number, other in enumerate(others, start=1):
             if set(other) != set(first):
                 raise InputError(f"Members 0 and {number} were trained on different outputs: pass candidates.")
         if all(other == first for other in others):
-            return [member.known_ for member in self.members]
-        return self._embed(self.members[0].known_.form.restore(self.members[0].known_.outputs))
+            return known
+        return self._embed(known[0].form.restore(known[0].outputs))
 
     def _embed(self, candidates: Any) -> list[EmbeddedOutputs]:
         outputs, form = canonical(candidates, "candidates")
@@ -125,7 +124,7 @@ def check_combination(combine: str) -> None:
 def combine_scores(
     scores: Sequence[Tensor], combine: Combine, weights: Sequence[float] | None = None, standardize: bool = False
 ) -> Tensor:  # each (n, c)
-    """Members' scores of the same candidates as one score, better when larger.
+    """Combine members' scores of the same candidates into one score; larger is better.
 
     >>> a, b = torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.0, 10.0, 1.0]])
     >>> combine_scores([a, b], "mean rank"), combine_scores([a, b], "max score")
