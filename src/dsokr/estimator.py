@@ -35,7 +35,7 @@ from dsokr.saving import MadeOfParts, pack, read_part, restore_model, unpack, wr
 from dsokr.selection import Judge, make_basis
 from dsokr.sketches import SketchSpec
 
-PARTS = {  # parts of a model, and the modules that name what they are made of
+PARTS = {  # parts of a model, and the modules whose classes their expressions may name
     "kernel": (kernels,),
     "sketch": (sketches,),
     "regressor": (regressors, networks, losses, kernels, sketches),
@@ -295,11 +295,11 @@ class DSOKR(MadeOfParts):
         }
         model, where = cls(**parts, **config["parameters"], device=device), resolve_device(device)
         *basis, known, model.seen_, state = (unpack(config[name], name, tensors) for name in PACKED)
-        known, form = canonical(known)[0], Form.from_json(config["form"])
+        known, form = as_outputs(known), Form.from_json(config["form"])
         has_form = count(replace(form, frame=None).restore(take(known, slice(1)))) == 1
         if not has_form or count(basis[0]) != (basis[2] if basis[1] is None else basis[1]).shape[1]:
             raise ValueError("the anchors do not fit the projection, or the outputs their form")
-        model.basis_ = SketchedBasis(model.kernel, canonical(basis[0])[0], *basis[1:]).to(where)
+        model.basis_ = SketchedBasis(model.kernel, as_outputs(basis[0]), *basis[1:]).to(where)
         if has_own := getattr(model.decoder, "outputs", None) is not None:  # given to load
             known, form = model.decoder.candidates(known, form)
         model.known_ = EmbeddedOutputs(model.basis_, known, form=form)

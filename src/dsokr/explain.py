@@ -29,7 +29,7 @@ from dsokr.files import replace_file
 from dsokr.graphs import Graph, GraphBatch
 from dsokr.kernels import OnMolecules
 from dsokr.kernels.sparse import Split
-from dsokr.outputs import Outputs, canonical, count, take
+from dsokr.outputs import Outputs, as_outputs, count, take
 from dsokr.regressors.inputs import check_inputs
 from dsokr.rules import Rule, affine, check_rule, constant, score_pairs
 
@@ -42,7 +42,7 @@ TILE = (260, 200)  # pixels of a drawing
 class Explanation:
     """What the places of an output, or the parts of an input, contribute to a score.
 
-    ``places`` are atoms, letters, columns, items or words by their positions; with one place for the whole output, 0.
+    ``places`` are the positions of atoms, letters, columns, items or words; 0 if the whole output is one place.
     If ``exact``, the contributions and the constant add up to the score. Otherwise a contribution is the score lost by
     leaving the place out.
     """
@@ -81,7 +81,7 @@ def explain(
     >>> bool(np.isclose(explanation.contributions.sum() + explanation.constant, explanation.score))
     True
     """
-    z, (ys, _) = model.coefficients(X), canonical(Y, "Y")
+    z, ys = model.coefficients(X), as_outputs(Y, "Y")
     if by not in ("place", "feature"):
         raise InputError(f"by must be 'place' or 'feature'. Got {by!r}.")
     if len(z) != count(ys):
@@ -102,8 +102,7 @@ def explain(
 
 
 def _check_rule(model: DSOKR, rule: Rule | None) -> Rule:
-    if rule is None:
-        return model.decoder_.scoring_rule()
+    rule = model.decoder_.scoring_rule() if rule is None else rule
     check_rule(rule)
     return rule
 
@@ -148,7 +147,7 @@ def _leave_out(basis: SketchedBasis, z: Tensor, y: Outputs, score: float, rule: 
 
 
 def _remove_each(y: Outputs) -> tuple[Outputs, np.ndarray]:
-    """The output without each of its labels, numbers, letters or atoms, and where these are."""
+    """The output without each of its labels, numbers, letters or atoms, and the positions of these."""
     if isinstance(y, Tensor):
         places = y[0].nonzero()[:, 0]
         variants = y.repeat(len(places), 1)
@@ -177,7 +176,7 @@ def explain_input(model: DSOKR, x: Any, y: Any, *, reference: Any = None, rule: 
     sparse rows. The only word or letter of a text has the whole score.
     """
     check_is_fitted(model, "regressor_")
-    rule, (ys, _) = _check_rule(model, rule), canonical(y if sp.issparse(y) else [y], "y")
+    rule, ys = _check_rule(model, rule), as_outputs(y if sp.issparse(y) else [y], "y")
     variants, parts, places = _vary_text(model, x) if isinstance(x, str) else _vary_row(model, x, reference)
     z, psi, diag = model.regressor_.predict(model.reader_.read(variants)), model.basis_.embed(ys), model.basis_.diag(ys)
     scores = score_pairs(z, psi.expand(len(z), -1), diag.expand(len(z)), rule).cpu().numpy()
@@ -186,7 +185,7 @@ def explain_input(model: DSOKR, x: Any, y: Any, *, reference: Any = None, rule: 
 
 
 def _vary_text(model: DSOKR, text: str) -> tuple[list[str], tuple[str, ...], np.ndarray]:
-    """The text and the text without each of its words or letters; these, and their positions."""
+    """The text, then the text without each of its words or letters; the words or letters; and their positions."""
     encoder = model.reader_.encoder
     if encoder is not None and [column.kind for column in encoder.columns] == ["smiles"]:
         raise InputError("Inputs that are SMILES cannot be explained: without a letter they are other molecules.")
@@ -197,7 +196,7 @@ def _vary_text(model: DSOKR, text: str) -> tuple[list[str], tuple[str, ...], np.
 
 
 def _vary_row(model: DSOKR, x: Any, reference: Any) -> tuple[Any, tuple[str, ...], np.ndarray]:
-    """The row and the row without each of its columns, and the positions of these; of sparse rows, those stored."""
+    """The row, then the row without each of its columns, and the columns' positions; of sparse rows, those stored."""
     takes_missing = get_tags(model).input_tags.allow_nan
     given = x if hasattr(x, "shape") and len(x.shape) > 1 else [x] if not isinstance(x, Tensor) else x[None]
     row = check_inputs(model, given, reset=False, allow_missing=takes_missing)
@@ -231,7 +230,7 @@ class Case(NamedTuple):
 
 
 class Colored(NamedTuple):
-    """An input or an output, to be shown with its parts on the colours of their contributions."""
+    """An input or an output, to be shown with every part on the colour of its contribution."""
 
     parts: Sequence[str]  # words, letters, labels, columns; of a drawing, the numbers of atoms
     contributions: np.ndarray  # (parts,)
@@ -287,7 +286,7 @@ def paint_molecule(molecule: Graph | str, contributions: np.ndarray) -> Markup:
 
 
 def write_page(path: str | Path, cases: Sequence[Case], title: str = "Why these answers") -> None:
-    """Write inputs and their answers as one HTML page that needs nothing else."""
+    """Write inputs and their answers as one self-contained HTML page."""
     environment = jinja2.Environment(loader=jinja2.PackageLoader("dsokr", "."), autoescape=True)
     page = environment.get_template("explain.html.j2").render(cases=cases, title=title)
     with replace_file(Path(path)) as draft:

@@ -1,6 +1,7 @@
-"""Choosing the sketch size by leverage scores and *Perfect h*, and by held-out pairs whatever else is left open."""
+"""Choosing the sketch size by leverage scores and *Perfect h*, and all other open choices by held-out pairs."""
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +14,13 @@ from dsokr.errors import InputError
 from dsokr.kernels import Kernel
 from dsokr.outputs import Form, Outputs, as_outputs, canonical, count, distinct, positions, take
 from dsokr.regressors import Fitted
-from dsokr.regressors.base import Monitor
+from dsokr.regressors.base import Metric, Monitor
 from dsokr.rules import Rule
 from dsokr.sketches import Full, SketchSpec, SubSample, approximate_leverage
 
-FEW = 500  # outputs that are all used
+FEW = 500  # outputs up to which all are used
 HELD_OUT = 500  # outputs on which sizes are compared, at most
-STEPS = 10  # to better functions, at most
-
-Metric = Callable[[Any, Any], Any]  # (predicted outputs, true outputs) -> a number, better when larger
+STEPS = 10  # steps to a better function, at most
 
 
 def leverage_scores(
@@ -43,7 +42,7 @@ def leverage_scores(
     >>> leverage_scores(kernels.Linear(), ys, regularization=1 / 3, pilot=3, generator=Generator())
     tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
     """
-    ys, generator = canonical(ys)[0], check_generator(generator)
+    ys, generator = as_outputs(ys), check_generator(generator)
 
     def gram(a: Tensor, b: Tensor) -> Tensor:
         return kernel(take(ys, a), take(ys, b))
@@ -86,7 +85,6 @@ def perfect_h(
     """
     sizes = tuple(sorted(set(sizes)))
     (ys, ys_form), valid = canonical(ys), canonical(validation, "validation")
-    generator = check_generator(generator)
     if not sizes or replicates < 1:
         raise InputError("perfect_h needs at least one sketch size and one replicate.")
     if isinstance(sketch, Full):
@@ -132,19 +130,17 @@ def choose_size(curve: SizeCurve, tolerance: float = 0.01) -> int:
     """
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance must be in [0, 1). Got {tolerance}.")
-    wrong = (~torch.isfinite(curve.mean())).nonzero()
-    if len(wrong):
-        at = int(wrong[0])
-        raise InputError(f"Sizes are compared by finite values. Got {curve.mean()[at]:g} at size {curve.sizes[at]}.")
-    loss = -curve.mean() if curve.larger_is_better else curve.mean()
+    means = curve.mean()
+    for size, value in zip(curve.sizes, means.tolist(), strict=True):
+        if not math.isfinite(value):
+            raise InputError(f"Sizes are compared by finite values. Got {value:g} at size {size}.")
+    loss = -means if curve.larger_is_better else means
     good = loss - loss.min() <= tolerance * (loss.max() - loss.min())
     return curve.sizes[int(good.nonzero()[0])]
 
 
-def choose_sketch(
-    kernel: Kernel, ys: Outputs, *, seed: int, device: torch.device | str = "cpu", tolerance: float = 0.02
-) -> SketchSpec:
-    """All outputs if they are few, else the fewest, by *Perfect h*, with which held-out ones are nearly in the span."""
+def choose_sketch(kernel: Kernel, ys: Outputs, *, seed: int, device: torch.device) -> SketchSpec:
+    """Take all outputs if they are few, else the fewest whose span almost holds held-out ones, by *Perfect h*."""
     n = count(ys)
     if n <= FEW:
         return Full()
@@ -160,7 +156,7 @@ def choose_sketch(
         generator=Generator().manual_seed(seed),
         device=device,
     )
-    return SubSample(choose_size(curve, tolerance))
+    return SubSample(choose_size(curve, tolerance=0.02))
 
 
 def make_basis(
@@ -175,14 +171,14 @@ def make_basis(
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """Says how good predicted coordinates are, by what a regressor monitors, and decides what it leaves open."""
+    """Rates predicted coordinates by the monitor of a regressor, and chooses between decoders and functions."""
 
     known: EmbeddedOutputs
     form: Form  # of the true outputs
     monitor: Monitor
 
     def rate(self, Y: Outputs, z: Tensor, decoder: Decoder) -> Tensor:  # (n,), or (1,)
-        """How good coordinates of inputs with the true outputs Y are with a decoder; larger is better."""
+        """Rate the coordinates of inputs whose true outputs are Y, with one decoder; larger is better."""
         if self.monitor == "mrr":
             return self.known.ranks(z, positions(Y, self.known.outputs), decoder.scoring_rule()).reciprocal()
         predicted = decoder.decode(self.known.basis, z, self.known).outputs
@@ -191,11 +187,11 @@ class Judge:
         return -self.known.basis.kernel.squared_distances(as_outputs(predicted), Y)
 
     def rate_best(self, choices: Sequence[Decoder], Y: Outputs, z: Tensor) -> float:
-        """The same with the best of several decoders, on average."""
+        """Return the mean rating with the best of several decoders."""
         return max(self.rate(Y, z, choice).mean().item() for choice in choices)
 
     def decide(self, fitted: Fitted, choices: Sequence[Decoder], held_out: Any, Y: Outputs) -> tuple[Fitted, Decoder]:
-        """Choose the decoder, then the function, step by step to better ones, by pairs that were held out, if any."""
+        """Choose the decoder and then, step by step, a better function, by held-out pairs, if there are any."""
         if held_out is None and fitted.out_of_fold() is None:
             return fitted, choices[0]
 
