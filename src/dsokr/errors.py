@@ -74,8 +74,8 @@ def check_fields(owner: Any, **intervals: str | int) -> None:
     """
     hints = _read_hints(type(owner))  # type: ignore[arg-type] # every class is hashable
     for field in dataclasses.fields(owner):
-        value, given = getattr(owner, field.name), intervals.get(field.name)
-        least = given if given is not None else int("int" in str(hints[field.name]))
+        value = getattr(owner, field.name)
+        least = intervals.get(field.name, int("int" in str(hints[field.name])))
         interval = least if isinstance(least, str) else f"[{least}, inf)"
         if not any(_fits(value, hint, interval) for hint in hints[field.name]):
             expected = ", or ".join(dict.fromkeys(_describe(hint, interval) for hint in hints[field.name]))

@@ -1,8 +1,8 @@
-"""The door: collections of outputs as users give them, in one canonical form, and back again.
+"""Collections of outputs: from what users give to one canonical form, and back.
 
 Canonical outputs are a float64 tensor (n, d), a float64 CSR matrix (n, d), a :class:`GraphBatch`, a :class:`ViewBatch`,
-or a list of objects (graphs, strings, tuples of views). Everything behind :func:`canonical` relies on that; a
-:class:`Form` remembers what was given, so that answers come back the same way.
+or a list of objects (graphs, strings, tuples of views). Users' outputs pass through :func:`canonical` first, so all
+other code handles these forms only. A :class:`Form` records what was given, so that answers have the same form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Outputs = Any  # one of the canonical forms; a union would only add casts
 
 NUMBERS = int | float | np.number | np.bool_
 KEY_BLOCK = 4096  # rows whose keys are computed at once
-ROWS: dict[str, Callable[[Any], Any]] = {  # from an array to a row of the type that was given; others are lists
+ROWS: dict[str, Callable[[Any], Any]] = {  # array -> row, by the type of the rows given; other rows are lists
     "number": lambda row: row.item(),
     "ndarray": lambda row: row.copy(),
     "Tensor": lambda row: torch.from_numpy(row.copy()),
@@ -38,9 +38,10 @@ ROWS: dict[str, Callable[[Any], Any]] = {  # from an array to a row of the type 
 
 @dataclass(frozen=True, eq=False)
 class ViewBatch:
-    """Outputs with several views, each view held whole: the same outputs as fingerprints and as graphs, say.
+    """Outputs with several views, such as a fingerprint and a graph of each, as one collection for every view.
 
-    Stands for a list of tuples, whose kernels are :class:`dsokr.kernels.Views`, but views keep their fast forms.
+    It replaces a list of tuples, one tuple for every output, and keeps the fast forms of the views. Its kernels are
+    :class:`dsokr.kernels.Views`.
 
     >>> batch = ViewBatch(np.eye(3), ["a", "b", "c"])
     >>> batch[1]
@@ -64,7 +65,7 @@ class ViewBatch:
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int | np.integer):
             return tuple(view[index] for view in self.views)
-        some = object.__new__(ViewBatch)  # the views are canonical already, and there may be none of them
+        some = object.__new__(ViewBatch)  # without the checks of __init__, as there may be no outputs left
         object.__setattr__(some, "views", tuple(take(view, index) for view in self.views))
         return some
 
@@ -103,7 +104,7 @@ class Frame:
         columns = []
         for name, dtype, cells in zip(self.names, self.dtypes, rows.reshape(len(rows), len(self.names)).T, strict=True):
             if "int" in dtype.lower() and cells.dtype.kind == "f":
-                cells = cells.round()  # a decoder of real vectors knows nothing of whole numbers
+                cells = cells.round()  # a decoder of real vectors does not find whole numbers
             if self.library == "pandas":
                 columns.append(library.Series(cells, name=name).astype(dtype))
             else:
@@ -116,10 +117,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Form:
-    """How a collection of outputs was given. Plain data, saved with a model."""
+    """The form in which a collection of outputs was given. Plain data, saved with a model."""
 
     kind: Literal["tensor", "array", "sparse", "rows", "list", "object array", "batch"]
-    dtype: str = ""  # of the numbers, or of the array of objects
+    dtype: str = ""  # of numbers, or of an array of objects
     shape: tuple[int, ...] = ()  # of one output
     item: str = ""  # type of a row in a list of rows; "matrix" for a scipy.sparse matrix rather than array
     frame: Frame | None = None  # around an array
@@ -195,7 +196,7 @@ def as_outputs(ys: Any, name: str = "Y") -> Outputs:
 def list_columns(frame: Any) -> list[Any] | None:
     """Return the columns of a data frame of pandas or polars, or a series alone; None for anything else."""
     for name in ("pandas", "polars"):
-        library: Any = sys.modules.get(name)  # not imported: no object is one of its frames
+        library: Any = sys.modules.get(name)  # if it is not imported, nothing is a frame of it
         if library is not None and isinstance(frame, library.Series):
             return [frame]
         if library is not None and isinstance(frame, library.DataFrame):
@@ -284,7 +285,7 @@ def _flatten(rows: Tensor) -> Tensor:
 
 @np.errstate(invalid="ignore")
 def _check_finite(outputs: Outputs, name: str) -> None:
-    if isinstance(outputs, Tensor | sp.csr_array) and not math.isfinite(outputs.sum()):  # the quickest test
+    if isinstance(outputs, Tensor | sp.csr_array) and not math.isfinite(outputs.sum()):  # quick, and enough for most
         bad = torch.as_tensor((0 * outputs).sum(1)).isnan().nonzero()  # 0 · inf is NaN
         if len(bad):
             raise InputError(f"{name} must be finite. Got NaN or inf in row {int(bad[0])}.")
@@ -337,7 +338,7 @@ def blocks(ys: Any, rows: int) -> Iterator[tuple[slice, Any]]:
         yield where, take(ys, where)
 
 
-def to_device(ys: Outputs, device: torch.device) -> Outputs:
+def to_device(ys: Outputs, device: torch.device | str) -> Outputs:
     """Move tensors to the device; sparse matrices and objects stay where they are."""
     if isinstance(ys, Tensor):
         return ys.to(device)
@@ -374,7 +375,7 @@ def _first_positions(ys: Outputs) -> dict[Any, int]:
 
 
 def keys(ys: Outputs) -> Iterator[Any]:
-    """Yield something hashable for every canonical output, equal for equal outputs; sparse and dense rows agree."""
+    """Yield a hashable key for every canonical output. Equal outputs have equal keys, whether sparse or dense."""
     if isinstance(ys, ViewBatch):
         yield from zip(*map(keys, ys.views), strict=True)
     elif sp.issparse(ys) or isinstance(ys, Tensor):
