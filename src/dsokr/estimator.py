@@ -143,7 +143,8 @@ class DSOKR(MadeOfParts):
             raise InputError("A monitor needs validation pairs: pass validation=(X, Y), or hold some out.")
         choices, judge = decoder.alternatives(), Judge(known, valid_form, regressor.monitor)
         fitted = regressor.fit(
-            *train,
+            train[0],
+            train[1],
             None if held_out is None else (held_out[0], Targets(*basis.embed_with_residual(held_out[1]))),
             seed=seed,
             device=device,
