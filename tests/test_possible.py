@@ -148,6 +148,9 @@ def test_an_evaluation_counts_by_the_number_of_possible_candidates(dsokr, tables
 def test_the_report_of_a_test_with_conditions(dsokr, tables, model, tmp_path):  # noqa: F811
     dsokr("report", model, "--test", tables / "pairs.csv", "--match", "formula=mf", "--out", tmp_path / "r.html")
     assert "hits@5 2-9" in (tmp_path / "r.html").read_text()
+    done = dsokr("report", model, "--match", "formula=mf", "--out", tmp_path / "none.html", expect=1)
+    assert "--match and --within are about a test. Name it with --test." in " ".join(done.stderr.split())
+    assert not (tmp_path / "none.html").exists()
 
 
 @pytest.mark.parametrize(

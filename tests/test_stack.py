@@ -238,6 +238,22 @@ def test_sample_weights_of_zero_leave_a_pair_out():
     torch.testing.assert_close(some[:, :40], other[:, :40], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [None, 1])
+def test_pairs_of_weight_zero_are_no_neighbours(size):
+    X, z = vectors(60), vectors(60)[:, :3] ** 2
+    weights = torch.ones(60).index_fill_(0, torch.arange(0, 60, 3), 0)
+    kept = weights.nonzero()[:, 0]
+    targets = Targets(z, torch.zeros(60, dtype=z.dtype), weights)
+    fitted, unseen = Neighbors(size).fit_out_of_fold(X, targets, (), seed=0, device=CPU)
+    reference, own = Neighbors(size).fit_out_of_fold(
+        X[kept], targets.take(kept)._replace(weights=None), (), seed=0, device=CPU
+    )
+    assert fitted.size == reference.size
+    torch.testing.assert_close(fitted.predict(X), reference.predict(X))
+    torch.testing.assert_close(unseen[kept], own)
+    torch.testing.assert_close(unseen[weights == 0], reference.predict(X[weights == 0]))
+
+
 def test_the_report_says_what_was_tried_and_chosen(tmp_path):
     X, y = vectors(60).numpy(), bits(60)
     model = DSOKR(kernels.Tanimoto(), random_state=0).fit(X, y)

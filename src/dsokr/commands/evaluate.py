@@ -289,6 +289,8 @@ def list_metrics(metrics: dict[str, float]) -> list[list[str]]:
 def report(options: ReportOptions, problems: Problems, say: Say) -> Result:
     """Write the page again, with the results of a test if there is one."""
     check_page(options.out, "report")
+    if options.test is None and (options.match or options.within):
+        raise InputError("--match and --within are about a test. Name it with --test.")
     predictor = Predictor.load(options.model, options.device)
     if options.test is None:
         write_report(predictor, options.out, str(options.model))

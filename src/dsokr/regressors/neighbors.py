@@ -13,7 +13,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from dsokr.errors import check_fields
-from dsokr.outputs import blocks, count
+from dsokr.outputs import blocks, count, take
 from dsokr.regressors.base import Device, Fitted, Regressor, Score, State, Targets, Validation, leading_directions
 from dsokr.regressors.inputs import Scaler
 
@@ -44,6 +44,14 @@ class Neighbors(Regressor):
     def fit_out_of_fold(
         self, X: Any, targets: Targets, folds: Sequence[Tensor], *, seed: int, device: Device
     ) -> tuple[FittedNeighbors, Tensor]:
+        """Leave one out. Pairs of weight 0 are no neighbours."""
+        counting = targets.weighted().cpu().nonzero()[:, 0]
+        if len(counting) < count(X):
+            some = take(X, counting), targets.take(counting)
+            fitted, own = self.fit_out_of_fold(*some, folds, seed=seed, device=device)
+            z = fitted.predict(X).to(targets.coordinates)
+            z[counting] = own
+            return fitted, z
         scaler, n, weights = Scaler.of(X, targets.weighted()), count(X), targets.weighted().to(device)
         sizes = [min(self.size, n - 1)] if self.size else [k for k in SIZES if k < n] or [1]
         found = FittedNeighbors(scaler, scaler.scale(X), targets.coordinates.to(device), weights, sizes[-1])
