@@ -295,10 +295,11 @@ def test_maps_are_read_from_images(ran):
     assert rows["Any2Graph (reported)"]["exact"] == (0.85, 0.0)
 
 
-def test_a_turned_map_has_the_same_coordinates():
+@pytest.mark.parametrize("make", [coloring.QUICK.network, coloring.CountingNetwork(width=16, features=32)])
+def test_a_turned_map_has_the_same_coordinates(make):
     images = torch.from_numpy(draw_maps(6, (2, 4), seed=0).images).float()
     with seeded(0):
-        network = coloring.QUICK.network(5)
+        network = make(5)
         network(images)  # running statistics
     network.eval()
     first = network(images)
@@ -472,7 +473,6 @@ def test_words_are_searched_or_listed():
 
 
 NOT_RUN = {
-    "coloring": 4,  # the search of one seed, and larger maps
     "chebi20": 14,  # generation by parts of words, seeds of baselines, one long training, an ensemble checked anew
 }
 DATA = {

@@ -29,7 +29,7 @@ class Training:
     epochs: int = 100
     batch_size: int = 256
     learning_rate: float = 1e-3
-    optimizer: Literal["adam", "adamw", "muon"] = "adam"  # muon: far fewer epochs; steps are cheap on a GPU only
+    optimizer: Literal["adam", "adamw", "muon"] = "adam"  # muon: far fewer epochs; steps are cheap on a GPU or in bf16
     weight_decay: float = 0.0
     schedule: Literal["constant", "linear"] = "constant"  # linear: warm up from 0, then go down to 0 at the last step
     warmup_steps: int = 0
