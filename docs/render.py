@@ -216,21 +216,22 @@ def describe_coloring(folder: Path) -> Fields:
     rows, table = tabulate(coloring.STUDY, folder)
     searched = [row for row in rows if row["data"] == "small" and "GraphSearch" in row["name"]]
     best = max(searched, key=lambda row: row["val_exact"][0])
-    own = [row for row in read_rows(folder / "models.jsonl") if best["name"].startswith(f"{row['kernel']}, ")]
-    small, medium, listed = (
-        [row for row in own if row["data"] == data and row["decoder"] == decoder]
-        for data, decoder in (("small", "GraphSearch"), ("medium", "GraphSearch"), ("medium", "Candidates"))
+    models = read_rows(folder / "models.jsonl")
+    small = [row for row in models if best["name"] == f"{row['kernel']}, {row['decoder']}" and row["data"] == "small"]
+    medium, listed = (
+        next(row for row in models if row["data"] == "medium" and row["decoder"] == decoder)
+        for decoder in ("GraphSearch", "Candidates")
     )
     return {
         "table": table,
-        "hardware": {data: name_hardware(some[0]) for data, some in (("small", small), ("medium", medium))},
+        "hardware": {"small": name_hardware(small[0]), "medium": name_hardware(medium)},
         "best": best,
         "n_test": small[0]["n_test"],
-        "medium": medium[0],
-        "listed": listed[0]["metrics"]["exact"],
-        "unsettled": max(row["metrics"]["unsettled"] for row in own),
-        "minutes": medium[0]["seconds"]["fitting"] / 60,
-        "each": medium[0]["seconds"]["decoding"] / medium[0]["n_test"],
+        "medium": medium,
+        "listed": listed["metrics"]["exact"],
+        "unsettled": max(row["metrics"]["unsettled"] for row in [*small, medium]),
+        "minutes": medium["seconds"]["fitting"] / 60,
+        "each": medium["seconds"]["decoding"] / medium["n_test"],
         **{part: mean(row["seconds"][part] for row in small) for part in ("fitting", "decoding")},
     }
 

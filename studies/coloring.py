@@ -176,6 +176,13 @@ QUICK = replace(
     dims=(None, None),
     budget=1_000,
 )
+QUICK_MEDIUM = replace(
+    QUICK,
+    data="medium",
+    training=replace(QUICK.training, epochs=12, optimizer="muon", learning_rate=0.01),
+    network=CountingNetwork(width=32, features=256),
+    kernels=MEDIUM.kernels,
+)
 
 
 def run(config: ColoringConfig, session: Session) -> None:
@@ -283,5 +290,5 @@ def draw(folder: Path, image: Path) -> Path:
     return draw_panels(panels, "exactly right", image)
 
 
-SIZES = {"full": (FULL, MEDIUM), "reduced": (REDUCED,), "quick": (QUICK,)}
+SIZES = {"full": (FULL, MEDIUM), "reduced": (REDUCED,), "quick": (QUICK, QUICK_MEDIUM)}
 STUDY = Study("coloring", SIZES, run, tabulate, COLUMNS, draw)

@@ -120,7 +120,7 @@ TINY: dict[str, Any] = {
         sizes=(150,),
         stacked=150,
     ),
-    "coloring": coloring.QUICK,
+    "coloring": (coloring.QUICK, coloring.QUICK_MEDIUM),
     "massbank": replace(
         massbank.QUICK,
         load=lambda folder: generate_molecules(180, 60),
@@ -138,7 +138,8 @@ def run(name: str, folder: Path) -> None:
         few = {"width": 32, "buckets": 1 << 10}
         patch.setattr(chebi20_models, "WordBag", lambda **given: WordBag(**given | few))
         with parallel_config("sequential"):  # processes would take seconds to start
-            STUDIES[name].run(TINY[name], Session(folder, say=silence))
+            for config in TINY[name] if isinstance(TINY[name], tuple) else (TINY[name],):
+                STUDIES[name].run(config, Session(folder, say=silence))
 
 
 @dataclass(frozen=True)
@@ -285,17 +286,18 @@ def test_molecules_are_told_from_other_graphs():
 
 
 def test_maps_are_read_from_images(ran):
-    rows = ran("coloring").rows("name")
+    rows = ran("coloring").rows("data", "name")
     chance = 0.25**2  # two colours of a map of two regions
-    for kernel in coloring.KERNELS:
-        for decoder in ("Candidates", "GraphSearch"):
-            row = rows[f"{kernel}, {decoder}"]
-            assert row["right_size"][0] > 1 / 3 or row["exact"][0] > chance
-    assert max(row["exact"][0] for name, row in rows.items() if "reported" not in name) > 2 * chance
-    assert rows["Any2Graph (reported)"]["exact"] == (0.85, 0.0)
+    for config in (coloring.QUICK, coloring.QUICK_MEDIUM):
+        for kernel in config.kernels:
+            for decoder in config.decoders:
+                row = rows[config.data, f"{kernel}, {decoder}"]
+                assert row["right_size"][0] > 1 / 3 or row["exact"][0] > chance
+    assert max(row["exact"][0] for (_, name), row in rows.items() if "reported" not in name) > 2 * chance
+    assert rows["small", "Any2Graph (reported)"]["exact"] == (0.85, 0.0)
 
 
-@pytest.mark.parametrize("make", [coloring.QUICK.network, coloring.CountingNetwork(width=16, features=32)])
+@pytest.mark.parametrize("make", [coloring.QUICK.network, coloring.QUICK_MEDIUM.network])
 def test_a_turned_map_has_the_same_coordinates(make):
     images = torch.from_numpy(draw_maps(6, (2, 4), seed=0).images).float()
     with seeded(0):
