@@ -38,7 +38,7 @@ DRAFT, OLD = ".part-", ".old-"  # prefixes of names: of drafts, and of folders t
 STALE = 3600.0  # seconds after which a draft that is neither changed nor locked is left over from a crash
 BLOCK = 2**22  # numbers hashed at once
 SUMMED = 2**22  # bytes for every checksum of a large file
-ZEROS = b"0" * 64  # placeholder for the checksum that a file holds of itself
+ZEROS = b"0" * 64  # stands where a sealed file holds its own checksum, while that is computed
 SEAL = re.compile(rb'"sealed": ?"([0-9a-f]{64})"')
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of Linux
 
